@@ -24,21 +24,21 @@ test-gpu: $(VENV)/dev
 	$(BIN)/pytest -m gpu
 	$(BIN)/pytest -m "not gpu and not slow" tests/ops
 
-# A representative part of the tests with the lowest versions that pyproject.toml allows, in an environment of its own.
-# TORCH=2.13.0 takes another torch, for instance where the lowest has no build for the machine.
+# A representative subset of the tests with the lowest versions that pyproject.toml allows, in a separate environment.
+# TORCH=2.13.0 uses another torch, for instance where the lowest has no build for the machine.
 LOWEST := .venv-minimum
 TORCH ?=
 PROJECT := import tomllib; project = tomllib.load(open("pyproject.toml", "rb"))["project"]
 EXTRAS := ("data", "tracking")
 test-minimum:
 	$(PYTHON) -m venv $(LOWEST)
-	$(PYTHON) -c '$(PROJECT); extras = [one for name in $(EXTRAS) for one in project["optional-dependencies"][name]]; lowest = [one.replace(">=", "==") for one in project["dependencies"] + extras]; print(*("torch==$(TORCH)" if "$(TORCH)" and one.startswith("torch==") else one for one in lowest), sep="\n")' > $(LOWEST)/lowest.txt
+	$(PYTHON) -c '$(PROJECT); extras = [requirement for name in $(EXTRAS) for requirement in project["optional-dependencies"][name]]; lowest = [requirement.replace(">=", "==") for requirement in project["dependencies"] + extras]; print(*("torch==$(TORCH)" if "$(TORCH)" and requirement.startswith("torch==") else requirement for requirement in lowest), sep="\n")' > $(LOWEST)/lowest.txt
 	$(LOWEST)/bin/pip install --quiet -r $(LOWEST)/lowest.txt pytest hypothesis
 	$(LOWEST)/bin/pip install --quiet --no-deps -e .
 	$(LOWEST)/bin/pytest -m "not slow" tests/test_api.py tests/cli/test_cli.py tests/cli/test_help.py tests/forecast/test_forecaster.py tests/model_cards/test_pretrained.py tests/test_tracking.py tests/test_xarray.py tests/data/test_store.py tests/ops/test_swiglu.py tests/report/test_page.py
 
-# The wheel in an empty environment outside of the checkout, where the journeys of docs/journeys are made with it. KEEP=1
-# keeps what they print as their text in the documentation.
+# The wheel in an empty environment outside the checkout, where the scripts of docs/journeys run with it. KEEP=1 keeps
+# what they print as their text in the documentation.
 OUTSIDE := $(or $(TMPDIR),/tmp)/sigmasolver-wheel
 JOURNEYS := engineer researcher student reviewer
 test-wheel: $(VENV)/dev

@@ -111,14 +111,14 @@ def open_dataset(
         ...     dataset.shape
         (8, 6, 16, 16, 1)
     """
-    from sigmasolver.data.formats import Reading, import_data, open_data
+    from sigmasolver.data.formats import ReadOptions, import_data, open_data
     from sigmasolver.data.formats.xarray_dataset import is_dataset
     from sigmasolver.data.store import is_store, open_store
 
     boundaries = (boundary,) if isinstance(boundary, str) else _tuple(boundary)
-    reading = Reading(_tuple(fields), steady, _tuple(axes), boundaries, dt, _tuple(units), mask, skip_bad)
+    options = ReadOptions(_tuple(fields), steady, _tuple(axes), boundaries, dt, _tuple(units), mask, skip_bad)
     if is_dataset(source):
-        if reading != Reading(reading.fields, reading.steady):
+        if options != ReadOptions(options.fields, options.steady):
             raise ValueError(
                 "An in-memory dataset defines its own axes, boundaries, times and units; set its attributes and "
                 "omit axes, boundary, dt, units, mask and skip_bad."
@@ -126,7 +126,7 @@ def open_dataset(
         return _from_xarray(source, out, fields, steady)
     source = Path(source)
     if is_store(source):
-        if out is not None or reading != Reading():
+        if out is not None or options != ReadOptions():
             raise ValueError(
                 f"{source} is a store and needs no import; omit out= and the options that describe arrays."
             )
@@ -134,10 +134,10 @@ def open_dataset(
     if not source.exists():
         raise ValueError(f"File or folder not found: {source}.")
     if out is not None:
-        return open_store(import_data(source, out, reading=reading).path)
+        return open_store(import_data(source, out, options=options).path)
     if skip_bad:
         raise ValueError(f"To skip trajectories of {source}, pass the store to write with out=.")
-    return open_data(source, reading)
+    return open_data(source, options)
 
 
 def recipe_of(name: str, model: str | None = None, seed: int = 42, settings: Sequence[str] = ()) -> Recipe:
@@ -310,7 +310,7 @@ def evaluate_run(
     windows: int | None = None,
     device: str = "cpu",
 ) -> list[dict[str, Any]]:
-    """Evaluate a run on unseen data, next to an untrained baseline.
+    """Evaluate a run on unseen data, next to a trivial baseline.
 
     The records are stored in the run folder; existing ones are reused.
 

@@ -105,7 +105,7 @@ def loaded_plugins() -> tuple[Path, ...]:
 
 
 def load_plugin(path: Path) -> None:
-    """Run a Python file that registers names; modules beside it can be imported from it."""
+    """Run a Python file that registers names; modules next to it can be imported from it."""
     path = path.resolve()
     if not path.is_file():
         raise ValueError(f"Plugin {path} not found; pass a Python file.")

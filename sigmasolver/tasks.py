@@ -72,7 +72,7 @@ class Task:
     targets: tuple[str, ...]
     """Fields that the model predicts."""
     grid: tuple[int, ...]
-    """Points per axis, after thinning by space_stride."""
+    """Points per axis, after subsampling by space_stride."""
     history: int
     """Frames of the history (T_in)."""
     block: int
@@ -231,16 +231,16 @@ class Cohort:
 
     trajectories: Sequence[int]
     """Indices of trajectories within the test split."""
-    starts: int = 1
-    """Windows per trajectory; the first starts at the first frame."""
+    windows_per_trajectory: int = 1
+    """The first starts at the first frame."""
     stride: int = 1
     """Frames from one start to the next."""
 
     def __len__(self) -> int:
-        return len(self.trajectories) * self.starts
+        return len(self.trajectories) * self.windows_per_trajectory
 
 
-_KOLMOGOROV = Cohort(range(20), starts=20, stride=7)
+_KOLMOGOROV = Cohort(range(20), windows_per_trajectory=20, stride=7)
 COHORTS: dict[str, dict[str, Cohort]] = {
     "rollout": {
         "ns2d": Cohort(range(200)),

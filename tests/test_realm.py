@@ -58,15 +58,17 @@ def plan_of(name: str, downloads, batch: int = 2) -> tuple[StepPlan, Windows]:
 @pytest.mark.parametrize(("name", "frames"), [("ignit-hit", 30), ("evolve-jet", 40), ("ignit-hit-released", 30)])
 def test_step_plan_visits_every_trajectory_once_per_epoch_from_all_starts(name, frames, downloads):
     plan, windows = plan_of(name, downloads)
-    assert windows.starts == frames - 2 and plan.per_epoch == 2  # two updates per epoch, as with batch 12 of 24
+    assert (
+        windows.windows_per_trajectory == frames - 2 and plan.per_epoch == 2
+    )  # two updates per epoch, as with batch 12 of 24
     starts = set()
     for epoch in range(150):
         members = torch.cat([plan.members(2 * epoch + half) for half in (0, 1)])
-        assert (members // windows.starts).sort().values.tolist() == [0, 1, 2, 3]
-        starts |= set((members % windows.starts).tolist())
+        assert (members // windows.windows_per_trajectory).sort().values.tolist() == [0, 1, 2, 3]
+        starts |= set((members % windows.windows_per_trajectory).tolist())
         if name.endswith("released"):
             for half in (0, 1):  # a common start for all windows of a step
-                assert len(set((plan.members(2 * epoch + half) % windows.starts).tolist())) == 1
+                assert len(set((plan.members(2 * epoch + half) % windows.windows_per_trajectory).tolist())) == 1
     assert starts == set(range(frames - 2))
 
 

@@ -18,7 +18,7 @@ from sigmasolver.cli.own_data import (
     Units,
     names_of,
     print_imported,
-    reading_of,
+    read_options_of,
 )
 from sigmasolver.cli.terminal import console, print_summary, progress
 
@@ -111,9 +111,9 @@ def import_data(
     """Convert NetCDF, Zarr, VTK, public data sets (The Well, PDEBench, FNO, ...) or your own arrays into a store."""
     from sigmasolver.data.formats import import_data as convert
 
-    reading = reading_of(names_of(fields), steady, axes, boundary, dt, units, mask, skip_bad)
+    options = read_options_of(names_of(fields), steady, axes, boundary, dt, units, mask, skip_bad)
     with progress("importing", None) as update:
-        imported = convert(sources, out, kind, dtype, update, reading=reading)
+        imported = convert(sources, out, kind, dtype, update, options=options)
     print_imported(imported)
     console().print(f"fingerprint {imported.fingerprint}", soft_wrap=True)
 
@@ -147,5 +147,6 @@ def windows(
             selected = in_cohort(selected, recipe.task.name, cohort)
         sys.stdout.write("trajectory\thistory\tfuture\tlast\n")
         sys.stdout.writelines("\t".join(map(str, row)) + "\n" for row in selected.rows())
-        distribution = "listed one by one in" if selected.starts is None else f"{selected.starts} in each of"
+        count = selected.windows_per_trajectory
+        distribution = "listed one by one in" if count is None else f"{count} in each of"
         console(stderr=True).print(f"{len(selected)} windows, {distribution} {len(selected.trajectories)} trajectories")

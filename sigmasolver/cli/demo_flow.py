@@ -1,6 +1,6 @@
 """The demo: a pretrained model forecasts a flow, three small models are trained, and a page shows both.
 
-    forecast a flow of 128 × 128 points with the pretrained model, beside the solver
+    forecast a flow of 128 × 128 points with the pretrained model, next to the solver
     simulate 64 small flows -> train on 56 (6 of them validate) -> forecast the 8 that no model has seen
     table, page.html
 
@@ -98,7 +98,7 @@ def _opening(demonstration: Demonstration) -> Opening:
         title=TITLES.get(card["task"], f"{card['task']}, forecast by a pretrained model"),
         summary=f"This case was not in the training data of the model. On {points} points it forecasts {len(leads)} "
         f"frame{'s' * (len(leads) > 1)}{f', up to {duration}' if duration else ''}, with a relative L2 error of "
-        f"{error:.3g} %; {card['test']['yardstick']}, an untrained baseline, has {baseline_error:.3g} %. "
+        f"{error:.3g} %; {card['test']['yardstick']}, a trivial baseline, has {baseline_error:.3g} %. "
         f"{card['parameters']:,} parameters, trained for {card['training']['updates']:,} updates.",
         animation=demonstration.animation(),
         table=demonstration.table(),
@@ -145,14 +145,14 @@ def _study(out: Path, data: Path, recipes: dict[str, Recipe], rows: list[dict[st
         curves=error_curves,
         table=comparison(rows, dimensions),
         facts=facts,
-        films=_films(out, data, recipes, dimensions),
+        animations=_animations(out, data, recipes, dimensions),
         sample=sample_of(rows),
         dimensions=dimensions,
         records=[row for row in rows if row["metric"] in ("relative_l2", "relative_l2_lead", "parameters")],
     )
 
 
-def _films(out: Path, data: Path, recipes: dict[str, Recipe], dimensions: Dimensions) -> tuple[Maps, ...]:
+def _animations(out: Path, data: Path, recipes: dict[str, Recipe], dimensions: Dimensions) -> tuple[Maps, ...]:
     """Forecasts from the first window of each of the first unseen flows."""
     task, spec = (recipe := next(iter(recipes.values()))).task, recipe.evaluation_window_spec()
     with open_store(data) as store:

@@ -45,7 +45,7 @@ def evaluate(
     plugin: Plugins = None,
     device: Device = "auto",
 ) -> None:
-    """Evaluate runs on unseen data, next to an untrained baseline; writes records.jsonl."""
+    """Evaluate runs on unseen data, next to a trivial baseline; writes records.jsonl."""
     from sigmasolver.evaluate import Request, evaluate_run
     from sigmasolver.runs import Run
     from sigmasolver.runtime.parallel import join

@@ -13,7 +13,7 @@ from sigmasolver.cli.terminal import console, progress
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from sigmasolver.data.formats import Imported, Reading
+    from sigmasolver.data.formats import Imported, ReadOptions
     from sigmasolver.data.reader import Reader
     from sigmasolver.runtime.parallel import World
 
@@ -26,7 +26,7 @@ __all__ = [
     "Units",
     "names_of",
     "print_imported",
-    "reading_of",
+    "read_options_of",
     "training_data",
 ]
 
@@ -54,7 +54,7 @@ def names_of(text: str | None) -> tuple[str, ...] | None:
     return tuple(name.strip() for name in text.split(",")) if text else None
 
 
-def reading_of(
+def read_options_of(
     fields: tuple[str, ...] | None,
     steady: bool | None,
     axes: str | None,
@@ -63,40 +63,42 @@ def reading_of(
     units: str | None,
     mask: str | None,
     skip_bad: bool,
-) -> Reading:
-    from sigmasolver.data.formats import Reading
+) -> ReadOptions:
+    from sigmasolver.data.formats import ReadOptions
 
-    return Reading(fields, steady, names_of(axes), names_of(boundary), dt, names_of(units), mask, skip_bad)
+    return ReadOptions(fields, steady, names_of(axes), names_of(boundary), dt, names_of(units), mask, skip_bad)
 
 
-def training_data(data: Path, store: Path, reading: Reading, world: World, own: bool, stderr: bool = False) -> Reader:
+def training_data(
+    data: Path, store: Path, options: ReadOptions, world: World, own: bool, stderr: bool = False
+) -> Reader:
     """Open the data in place, or import them to `store` if trajectories are to be skipped.
 
     `own`: the data are the user's own, not a public data set recognised by its shape. `stderr`: print to stderr.
     """
-    from sigmasolver.data.formats import Reading, guess_kind, open_data
+    from sigmasolver.data.formats import ReadOptions, guess_format, open_data
     from sigmasolver.data.store import is_store
 
     if not data.exists():
         raise ValueError(f"File or folder not found: {data}.")
     if is_store(data):
-        if "reading" in reading.recorded:
+        if "reading" in options.recorded:
             raise ValueError(
                 f"{data} is a store with fixed axes, boundary, times and units; import its source again to change them."
             )
-        if not reading.skip_bad:
+        if not options.skip_bad:
             return open_data(data)
-        return _open_imported(data, store, reading, None, world, stderr)
-    file_format = guess_kind(data)
+        return _open_imported(data, store, options, None, world, stderr)
+    file_format = guess_format(data)
     if file_format.describes_itself:
-        if not reading.recorded and not reading.skip_bad:
-            reading = Reading()  # it defines all its fields; the recipe selects some
+        if not options.recorded and not options.skip_bad:
+            options = ReadOptions()  # it defines all its fields; the recipe selects some
         elif file_format.select is None:
-            reading = replace(reading, fields=None, steady=None)
+            options = replace(options, fields=None, steady=None)
     kind = "arrays" if own and file_format.name == BY_SHAPE else file_format.name
-    if reading.skip_bad or store.exists():  # resume the import of an earlier command
-        return _open_imported(data, store, reading, kind, world, stderr)
-    reader = open_data(data, reading, kind)
+    if options.skip_bad or store.exists():  # resume the import of an earlier command
+        return _open_imported(data, store, options, kind, world, stderr)
+    reader = open_data(data, options, kind)
     _examine(reader, world, stderr)
     return reader
 
@@ -126,7 +128,9 @@ def _non_finite_error(data: Path, bad: Sequence[str]) -> ValueError:
     )
 
 
-def _open_imported(data: Path, store: Path, reading: Reading, kind: str | None, world: World, stderr: bool) -> Reader:
+def _open_imported(
+    data: Path, store: Path, options: ReadOptions, kind: str | None, world: World, stderr: bool
+) -> Reader:
     from sigmasolver.data.formats import import_data, open_data, skip_bad
     from sigmasolver.data.header import OtherStoreError
 
@@ -134,7 +138,7 @@ def _open_imported(data: Path, store: Path, reading: Reading, kind: str | None, 
         if kind is None:
             return skip_bad(data, store)
         with progress("importing", None) as update:
-            return import_data(data, store, kind, progress=update, reading=reading)
+            return import_data(data, store, kind, progress=update, options=options)
 
     if world.first:
         try:

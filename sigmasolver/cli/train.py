@@ -19,13 +19,13 @@ from sigmasolver.cli.own_data import (
     TimeStep,
     Units,
     names_of,
-    reading_of,
+    read_options_of,
     training_data,
 )
 from sigmasolver.cli.terminal import console, print_threads, training
 
 if TYPE_CHECKING:
-    from sigmasolver.data.formats import Reading
+    from sigmasolver.data.formats import ReadOptions
     from sigmasolver.data.reader import Reader
     from sigmasolver.recipes import Recipe
     from sigmasolver.runs import Run
@@ -51,7 +51,10 @@ def train(
             help="A recipe: a task (ns2d, kf2d, ...) or a variant such as kf2d-released; omit it for your own data."
         ),
     ] = None,
-    data: Annotated[Path | None, typer.Option(help="A store, or your own .h5, .npy, .npz or folder of them.")] = None,
+    data: Annotated[
+        Path | None,
+        typer.Option(help="A store; or your own .h5, .npy, .npz, NetCDF, Zarr or VTK data, as a file or folder."),
+    ] = None,
     out: Annotated[Path | None, typer.Option(help="Run folder to create or resume.")] = None,
     resume: Annotated[Path | None, typer.Option(help="Run folder to resume; no other option is needed.")] = None,
     model: Annotated[
@@ -98,7 +101,9 @@ def train(
     tensorboard: Annotated[
         Path | None, typer.Option(help="Also write TensorBoard event files to a subfolder of this folder.")
     ] = None,
-    shard: Annotated[bool, typer.Option("--shard", help="With torchrun: shard the parameters (FSDP2).")] = False,
+    shard: Annotated[
+        bool, typer.Option("--shard", help="Shard the parameters (FSDP2); needs several processes (torchrun).")
+    ] = False,
 ) -> None:
     """Train a model. Stop at any time; `sigmasolver train --resume RUN` continues to the same weights."""
     from sigmasolver.data.formats import find_download
@@ -152,20 +157,22 @@ def train(
         names, target_names = names_of(fields), names_of(targets)
         if names and target_names:
             names = tuple(dict.fromkeys((*names, *target_names)))
-        reading = reading_of(names, steady, axes, boundary, dt, units, mask, skip_bad)
+        read_options = read_options_of(names, steady, axes, boundary, dt, units, mask, skip_bad)
         if named is not None:
             data = find_download(named.task.name, data) or data
         folder = Path(scratch) if out is None else out
         store = training_data(
-            data, folder / "data.h5", reading, world, own=named is None or fields is not None, stderr=print_config
+            data, folder / "data.h5", read_options, world, own=named is None or fields is not None, stderr=print_config
         )
         test_store = None
         if test_data is not None:
-            test_store = training_data(test_data, folder / "test.h5", reading, world, own=True, stderr=print_config)
+            test_store = training_data(
+                test_data, folder / "test.h5", read_options, world, own=True, stderr=print_config
+            )
         if named is None:
             choices = UserChoices(
                 data.resolve().stem,
-                fields=reading.fields,
+                fields=read_options.fields,
                 targets=target_names,
                 history=history,
                 block=block,
@@ -176,7 +183,7 @@ def train(
                 mask=mask,
                 test=test if test_store is None else 0,
             )
-            recipe = changed(_infer(store, choices, reading, world), settings or [])
+            recipe = changed(_infer(store, choices, read_options, world), settings or [])
         else:
             recipe = named
         _print_plan(recipe, store, test_store, world, stderr=print_config)
@@ -203,12 +210,12 @@ def named_recipe(
     return changed(read_config(config), [*overrides, *settings])
 
 
-def _infer(data: Reader, choices: UserChoices, reading: Reading, world: World) -> Recipe:
+def _infer(data: Reader, choices: UserChoices, read_options: ReadOptions, world: World) -> Recipe:
     """The recipe for a user's own data."""
     from sigmasolver.data.constant import constant_fields
     from sigmasolver.train.infer_recipe import infer_recipe
 
-    if reading.steady and (frames := len(data.header.layout.times)) > 1:
+    if read_options.steady and (frames := len(data.header.layout.times)) > 1:
         raise ValueError(
             f"{data.path} has {frames} frames and is not steady; omit --steady, or import its source again."
         )

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from sigmasolver.data.domain import time_steps, unevenly_spaced
-from sigmasolver.data.formats import Reading, guess_kind, open_data
+from sigmasolver.data.formats import ReadOptions, guess_format, open_data
 from sigmasolver.data.formats.in_place import ForeignReader
 from sigmasolver.data.header import Header, StoreError
 from sigmasolver.data.layout import transpose_axes
@@ -202,8 +202,8 @@ def _mean_and_std(n: np.ndarray, mean: np.ndarray, S: np.ndarray) -> tuple[np.nd
 def open_any(path: str | Path, steady: bool | None = None) -> Reader:
     """Open a store, or foreign files of any format."""
     path = Path(path)
-    if steady is not None and path.exists() and not is_store(path) and guess_kind(path).select is not None:
-        return open_data(path, Reading(steady=steady))
+    if steady is not None and path.exists() and not is_store(path) and guess_format(path).select is not None:
+        return open_data(path, ReadOptions(steady=steady))
     return open_data(path)
 
 

@@ -49,7 +49,7 @@ from sigmasolver.data.windows import Windows
 from sigmasolver.settings import check_types, lookup, suggest
 from sigmasolver.tasks import field_groups
 
-__all__ = ["KINDS", "Fit", "Normaliser", "TimeScale", "fit", "fit_trajectories"]
+__all__ = ["NORMALISERS", "Fit", "Normaliser", "TimeScale", "fit", "fit_trajectories"]
 
 _KEYS = ("kind", "fields", "mean", "scale", "constant")
 _EXPONENT = 0.1
@@ -63,7 +63,7 @@ _WITH_STATISTICS = ("published", "numerical", "the-well")
 """Kinds that use statistics published with a data set."""
 _REQUIRED = {
     "numerical": ("realpdebench", "statistics of numerical training data (mean_std.pt)"),
-    "the-well": ("the-well", "statistics of The Well (stats.yaml beside the folder data)"),
+    "the-well": ("the-well", "statistics of The Well (stats.yaml next to the folder data)"),
 }
 """Those that require published statistics: the source of the data, and a description for messages."""
 _Statistics = tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]
@@ -83,7 +83,7 @@ class Normaliser:
     _casts: dict[tuple[torch.device, torch.dtype], _Statistics] = field(default_factory=dict, init=False, repr=False)
 
     def __post_init__(self) -> None:
-        lookup(KINDS, self.kind, "normaliser")
+        lookup(NORMALISERS, self.kind, "normaliser")
         for name in ("mean", "scale"):
             values = getattr(self, name)
             if values.dtype != torch.float64 or values.ndim < 1 or values.shape[-1] != len(self.fields):
@@ -286,7 +286,7 @@ def _from_statistics(kind: str, fields: Sequence[str], statistics: Mapping[str, 
 def fit_trajectories(kind: str, fields: Sequence[str], trajectories: Iterable[torch.Tensor]) -> Normaliser:
     """Fit a normaliser of this kind on trajectories `(frames, *grid, fields)`, one at a time."""
     tracked = _RangeTracker(fields, trajectories)
-    mean, scale = lookup(KINDS, kind, "normaliser")(tracked)
+    mean, scale = lookup(NORMALISERS, kind, "normaliser")(tracked)
     shared = kind == "trajectory"
     for group in map(list, field_groups(fields).values()) if shared else [[q] for q in range(len(fields))]:
         if all(fields[q] in tracked.constant for q in group):
@@ -428,7 +428,7 @@ def _box_cox_fit(kind: str, trajectories: _RangeTracker) -> tuple[torch.Tensor, 
     return mean, torch.where(std < 1e-10, 1.0, std + 1e-10)  # a species below the floor everywhere has zero variance
 
 
-KINDS: dict[str, Fit] = {
+NORMALISERS: dict[str, Fit] = {
     "none": _none,
     "channel": _channel,
     "scalar": _scalar,

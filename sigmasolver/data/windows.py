@@ -61,8 +61,8 @@ class WindowSpec:
     targets: tuple[str, ...]
     history: int
     horizon: int
-    starts: int | None = None
-    """Windows per trajectory; None: all that fit."""
+    windows_per_trajectory: int | None = None
+    """None: all that fit."""
     stride: int = 1
     """Frames from one start to the next."""
     time_stride: int = 1
@@ -77,8 +77,10 @@ class WindowSpec:
             names = getattr(self, role)
             if not names or len(set(names)) < len(names):
                 raise ValueError(f"The {role} are ({', '.join(names)}); give at least one field, and each only once.")
-        for name in ("history", "horizon", "starts", "stride", "time_stride", "space_stride"):
-            number = getattr(self, name)
+        settings = {
+            name: getattr(self, name) for name in ("history", "horizon", "stride", "time_stride", "space_stride")
+        }
+        for name, number in {**settings, "starts": self.windows_per_trajectory}.items():  # `starts` of a task
             if number is not None and number < 1:
                 raise ValueError(f"{name} is {number}; it must be at least 1.")
         if self.skip < 0:
@@ -96,7 +98,7 @@ class WindowSpec:
         """Number of frames covered by a window."""
         return 1 if self.steady else self.history + self.horizon
 
-    def starts_in(self, frames: int) -> int:
+    def count_in(self, frames: int) -> int:
         """Number of windows in a trajectory of this many stored frames; raises ValueError if too few fit."""
         subsampled = -(-frames // self.time_stride) - self.skip
         if subsampled < self.span:
@@ -105,11 +107,12 @@ class WindowSpec:
                 f"leave {subsampled}; shorten history or horizon."
             )
         available = (subsampled - self.span) // self.stride + 1
-        if self.starts is not None and self.starts > available:
+        requested = self.windows_per_trajectory
+        if requested is not None and requested > available:
             raise ValueError(
-                f"starts is {self.starts} windows per trajectory, but only {available} fit into {subsampled} frames."
+                f"starts is {requested} windows per trajectory, but only {available} fit into {subsampled} frames."
             )
-        return available if self.starts is None else self.starts
+        return available if requested is None else requested
 
 
 class Row(NamedTuple):
@@ -148,8 +151,8 @@ class Windows:
         for name in self.fields:
             if name not in layout.fields:
                 raise ValueError(f'Unknown field "{name}"; {suggest(name, layout.fields)}')
-        self.starts = None if listed is not None else spec.starts_in(len(layout.times))
-        """Windows per trajectory; None if they are listed."""
+        self.windows_per_trajectory = None if listed is not None else spec.count_in(len(layout.times))
+        """None if the windows are listed."""
         _check_space_stride(source.header, spec.space_stride)
         _check_trajectories(source, self.trajectories)
         self.coordinates = tuple(axis[:: spec.space_stride] for axis in layout.coordinates)
@@ -163,14 +166,14 @@ class Windows:
 
     def _regular_locations(self) -> torch.Tensor:
         """(windows, 2): position in `trajectories` and first frame, ordered by trajectory."""
-        assert self.starts is not None
-        first = self.spec.skip + self.spec.stride * torch.arange(self.starts)
+        assert self.windows_per_trajectory is not None
+        first = self.spec.skip + self.spec.stride * torch.arange(self.windows_per_trajectory)
         return torch.cartesian_prod(torch.arange(len(self.trajectories)), first)
 
     def _listed_locations(self, listed: Sequence[tuple[int, int]]) -> torch.Tensor:
         """The same for the listed windows that fit into the trajectories."""
         spec = self.spec
-        if (spec.starts, spec.time_stride, spec.skip) != (None, 1, 0):
+        if (spec.windows_per_trajectory, spec.time_stride, spec.skip) != (None, 1, 0):
             raise ValueError(
                 "The data set lists its windows explicitly; omit starts, skip and time_stride, or set "
                 "task.split=trajectories."
@@ -188,7 +191,7 @@ class Windows:
     def of_trajectories(self, chosen: Collection[int]) -> Windows:
         """The windows of only these trajectories."""
         selected = [trajectory for trajectory in self.trajectories if trajectory in chosen]
-        if self.starts is not None:
+        if self.windows_per_trajectory is not None:
             return Windows(self.source, selected, self.spec)
         windows = [(self.trajectories[position], first) for position, first in self._locations.tolist()]
         return Windows(self.source, selected, self.spec, [window for window in windows if window[0] in chosen])
@@ -285,7 +288,7 @@ class Windows:
         return (self._covered_frames(position, values) for position, values in enumerate(self.each()))
 
     def _covered_frames(self, position: int, values: torch.Tensor) -> torch.Tensor:
-        if self.starts is not None:
+        if self.windows_per_trajectory is not None:
             return values
         first = self._locations[self._locations[:, 0] == position, 1]
         return values[(first[:, None] + torch.arange(self.spec.span)).unique().to(values.device)]
@@ -470,7 +473,7 @@ def _check_space_stride(header: Header, stride: int) -> None:
         if boundary == "periodic" and size % stride:
             raise ValueError(
                 f"space_stride {stride} does not divide the {size} points of the periodic axis {'xyz'[axis]}, "
-                "so the thinned grid would not be periodic; choose a divisor."
+                "so the subsampled grid would not be periodic; choose a divisor."
             )
 
 

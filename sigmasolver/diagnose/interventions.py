@@ -19,7 +19,7 @@ import torch
 
 from sigmasolver.diagnose.cases import deviation
 from sigmasolver.diagnose.subject import Findings, Subject, fluid_points, without_solid
-from sigmasolver.diagnose.watch import KINDS, operators, silenced
+from sigmasolver.diagnose.watch import OPERATOR_CLASSES, operators, silenced
 from sigmasolver.evaluate import metrics
 from sigmasolver.forecast import rollout
 
@@ -46,7 +46,7 @@ def alignment(full: torch.Tensor, silent: torch.Tensor, true: torch.Tensor) -> A
 def interventions(subject: Subject) -> Findings:
     """Rows per lead, per field and for all fields jointly (field null)."""
     findings = Findings()
-    kinds = [kind for kind in KINDS if operators(subject.forecaster.model, kind)]
+    kinds = [kind for kind in OPERATOR_CLASSES if operators(subject.forecaster.model, kind)]
     progress = _Progress(subject, kinds)
     with subject.forecaster.register_forward_hook(progress.on_call):
         _add_rows(findings, replace(subject, tick=None), kinds)

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from sigmasolver.data.formats import Reading, opened
+from sigmasolver.data.formats import ReadOptions, opened
 from sigmasolver.data.reader import Reader
 from sigmasolver.data.windows import Windows, spread_evenly
 from sigmasolver.diagnose.components import components
@@ -26,7 +26,7 @@ from sigmasolver.diagnose.routing import routing
 from sigmasolver.diagnose.subject import Findings, NotApplicable, Subject
 from sigmasolver.diagnose.trust import trust
 from sigmasolver.evaluate import Request, source_of, windows_of
-from sigmasolver.forecast.checkpoint import data_of, evaluation_data_of, load, load_reading, load_recipe
+from sigmasolver.forecast.checkpoint import data_of, evaluation_data_of, load, load_read_options, load_recipe
 from sigmasolver.ops.precision import matmul_precision
 from sigmasolver.recipes import Recipe
 from sigmasolver.runs import Run, provenance
@@ -72,10 +72,10 @@ def diagnose_run(
     diagnostics = {name: lookup(DIAGNOSTICS, name, "diagnostic") for name in selected}
     recipe = load_recipe(run)
     results: dict[str, Findings] = {}
-    data_path, reading = data_of(run) if path is None else Path(path), load_reading(run, recipe)
+    data_path, options_and_kind = data_of(run) if path is None else Path(path), load_read_options(run, recipe)
     with (
-        opened(data_path, *reading) as store,
-        _open_evaluated(run, store, request, reading) as evaluated,
+        opened(data_path, *options_and_kind) as store,
+        _open_evaluated(run, store, request, options_and_kind) as evaluated,
         run.locked("diagnose"),
     ):
         _check_data(run, store)
@@ -128,11 +128,11 @@ def _check_request(request: Request) -> None:
 
 
 def _open_evaluated(
-    run: Run, store: Reader, request: Request, reading: tuple[Reading, str | None]
+    run: Run, store: Reader, request: Request, options_and_kind: tuple[ReadOptions, str | None]
 ) -> AbstractContextManager[Reader]:
     """The run's separate test data if it has some, else its training data."""
     separate = request.part == "test" and isinstance(run.read_json("data.json").get("test"), dict)
-    return opened(evaluation_data_of(run), *reading) if separate else nullcontext(store)
+    return opened(evaluation_data_of(run), *options_and_kind) if separate else nullcontext(store)
 
 
 def _check_data(run: Run, store: Reader) -> None:
@@ -158,7 +158,7 @@ def _load_subject(
     forecaster = load(run.path, device)
     indices = spread_evenly(len(windows), request.windows)
     training: Windows | None
-    if windows.starts is None:  # windows are listed individually
+    if windows.windows_per_trajectory is None:  # windows are listed individually
         training = recipe.windows_of(store, "train")
     else:
         trajectories = run.read_json("data.json")["parts"]["train"]

@@ -22,9 +22,9 @@ from sigmasolver.diagnose.subject import NotApplicable, Subject
 from sigmasolver.models.slices import SliceOperator
 from sigmasolver.models.spectral import SpectralOperator
 
-__all__ = ["KINDS", "SliceView", "operators", "record_slices", "silenced", "slice_operators"]
+__all__ = ["OPERATOR_CLASSES", "SliceView", "operators", "record_slices", "silenced", "slice_operators"]
 
-KINDS: dict[str, type[nn.Module]] = {"physical": SliceOperator, "spectral": SpectralOperator}
+OPERATOR_CLASSES: dict[str, type[nn.Module]] = {"physical": SliceOperator, "spectral": SpectralOperator}
 """The operators whose output can be silenced."""
 
 
@@ -43,8 +43,8 @@ class SliceView:
 
 
 def operators(model: nn.Module, kind: str) -> list[nn.Module]:
-    """All operators of this kind (a key of `KINDS`), in layer order."""
-    return [module for module in model.modules() if isinstance(module, KINDS[kind])]
+    """All operators of this kind (a key of `OPERATOR_CLASSES`), in layer order."""
+    return [module for module in model.modules() if isinstance(module, OPERATOR_CLASSES[kind])]
 
 
 def slice_operators(subject: Subject) -> list[SliceOperator]:

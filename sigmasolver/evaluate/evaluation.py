@@ -46,7 +46,7 @@ from sigmasolver.forecast.checkpoint import (
     data_of,
     evaluation_data_of,
     load,
-    load_reading,
+    load_read_options,
     load_recipe,
     refuse_other_domain,
 )
@@ -139,7 +139,7 @@ def evaluate_run(
     request, world = request or Request(), world or World()
     recipe = load_recipe(run)
     data_path = Path(path) if path is not None else evaluation_data_of(run) if request.part == "test" else data_of(run)
-    with opened(data_path, *load_reading(run, recipe)) as store:
+    with opened(data_path, *load_read_options(run, recipe)) as store:
         windows = windows_of(run, recipe, store, request)
         differs = None
         if run.read_json("data.json").get("fingerprint") != store.fingerprint:
@@ -194,7 +194,7 @@ def records_of_test_part(run: Run, recipe: Recipe, windows: int | None = None) -
     if test is None and "listed" in data:
         required["windows"] = data["listed"]
     elif "frames" in data:  # older runs do not record the length of their trajectories
-        starts = recipe.evaluation_window_spec().starts_in((test or data)["frames"])
+        starts = recipe.evaluation_window_spec().count_in((test or data)["frames"])
         required["windows"] = starts * (test["count"] if test else len(data["parts"]["test"]))
     if windows is not None:
         required["windows"] = min(windows, required.get("windows", windows))
@@ -309,7 +309,8 @@ def in_cohort(windows: Windows, task: str, name: str) -> Windows:
             "data, or omit the cohort."
         )
     trajectories = [windows.trajectories[position] for position in cohort.trajectories]
-    return Windows(windows.source, trajectories, replace(windows.spec, starts=cohort.starts, stride=cohort.stride))
+    spec = replace(windows.spec, windows_per_trajectory=cohort.windows_per_trajectory, stride=cohort.stride)
+    return Windows(windows.source, trajectories, spec)
 
 
 def _in_test_mode(windows: Windows, name: str) -> Windows:

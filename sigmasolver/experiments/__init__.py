@@ -1,1 +1,1 @@
-"""Sets of trainings: a queue that works through a suite and the ledger of results."""
+"""Sets of training runs: a queue that works through a suite and the ledger of results."""

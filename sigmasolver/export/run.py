@@ -12,13 +12,13 @@ import torch
 from torch.export import Dim, ExportedProgram
 
 from sigmasolver.data.domain import Domain
-from sigmasolver.data.formats import Reading, opened
+from sigmasolver.data.formats import ReadOptions, opened
 from sigmasolver.data.layout import shape_text
 from sigmasolver.data.reader import Reader
 from sigmasolver.data.windows import Windows, spread_evenly
 from sigmasolver.export.formats import FORMATS, Compute, Format, quiet
 from sigmasolver.export.step import RolloutStep
-from sigmasolver.forecast.checkpoint import evaluation_data_of, load, load_reading, load_recipe
+from sigmasolver.forecast.checkpoint import evaluation_data_of, load, load_read_options, load_recipe
 from sigmasolver.ops.dispatch import plain
 from sigmasolver.pretrained import is_pretrained, resolve
 from sigmasolver.recipes import Recipe
@@ -66,8 +66,8 @@ def export_run(
     path = resolve(run)
     recipe = load_recipe(Run(path))
     step = RolloutStep(load(path)).eval()
-    reading = (Reading(), None) if is_pretrained(path) else load_reading(Run(path), recipe)
-    with opened(_source(path, data), *reading) as store:
+    options_and_kind = (ReadOptions(), None) if is_pretrained(path) else load_read_options(Run(path), recipe)
+    with opened(_source(path, data), *options_and_kind) as store:
         windows = _windows(path, recipe, store, data)
         batches = _batches(windows, step)
         domain = Domain.of(store.header.layout, windows.fields, windows.times)
@@ -113,7 +113,7 @@ def _source(path: Path, data: Path | None) -> Path:
 def _windows(path: Path, recipe: Recipe, store: Reader, data: Path | None) -> Windows:
     spec = recipe.evaluation_window_spec()
     if data is None and is_pretrained(path):  # strides already applied
-        return Windows(store, range(len(store)), replace(spec, starts=1, time_stride=1, space_stride=1))
+        return Windows(store, range(len(store)), replace(spec, windows_per_trajectory=1, time_stride=1, space_stride=1))
     facts = {} if is_pretrained(path) else Run(path).read_json("data.json")
     if facts.get("fingerprint") == store.fingerprint:
         parts = facts["parts"]

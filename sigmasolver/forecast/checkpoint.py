@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from sigmasolver.data.domain import Domain
-from sigmasolver.data.formats import Reading
+from sigmasolver.data.formats import ReadOptions
 from sigmasolver.data.normalise import Normaliser, TimeScale
 from sigmasolver.data.store import LEGACY_AXES
 from sigmasolver.forecast import Forecaster
@@ -31,7 +31,7 @@ __all__ = [
     "domain_of",
     "evaluation_data_of",
     "load",
-    "load_reading",
+    "load_read_options",
     "load_recipe",
     "not_compared",
     "other_origins",
@@ -174,16 +174,16 @@ def evaluation_data_of(run: Run) -> Path:
     return _data_path(run, test.get("path")) if isinstance(test, dict) else data_of(run)
 
 
-def load_reading(run: Run, recipe: Recipe) -> tuple[Reading, str | None]:
+def load_read_options(run: Run, recipe: Recipe) -> tuple[ReadOptions, str | None]:
     """How to read files like the training data of a run, and the kind "arrays" if they are the user's own arrays."""
     facts, task = run.read_json("data.json"), recipe.task
     stored = facts.get("reading")
     plain = {"fields": facts.get("fields"), "steady": task.steady, "mask": facts.get("mask", task.mask)}
     try:
-        reading = from_plain(Reading, plain | (stored if isinstance(stored, dict) else {}))
+        options = from_plain(ReadOptions, plain | (stored if isinstance(stored, dict) else {}))
     except ValueError as error:
         raise ValueError(f"data.json of {run.path} is invalid: {error}") from None
-    return reading, "arrays" if facts.get("source") == "arrays" else None
+    return options, "arrays" if facts.get("source") == "arrays" else None
 
 
 def _data_path(run: Run, location: object) -> Path:

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 
 from sigmasolver.data.domain import Domain, time_steps
-from sigmasolver.data.formats import Reading, open_data, opened
+from sigmasolver.data.formats import ReadOptions, open_data, opened
 from sigmasolver.data.formats.history import has_header, history_of, read_history, read_times
 from sigmasolver.data.formats.netcdf_zarr_write import require_xarray, write_netcdf, write_zarr
 from sigmasolver.data.formats.user_arrays import SUFFIXES
@@ -26,7 +26,7 @@ from sigmasolver.data.store import is_store, write_store
 from sigmasolver.forecast.checkpoint import (
     domain_of,
     load,
-    load_reading,
+    load_read_options,
     load_recipe,
     not_compared,
     refuse_other_domain,
@@ -39,7 +39,7 @@ from sigmasolver.tasks import Task
 
 __all__ = ["check_name", "forecast_file", "write_forecast"]
 
-KINDS = (".h5", ".npy", ".npz", ".nc", ".zarr")
+OUTPUT_SUFFIXES = (".h5", ".npy", ".npz", ".nc", ".zarr")
 SOURCE = "forecast"
 """Source name of a store that holds a forecast: its frames and points already have the strides of the model."""
 
@@ -117,9 +117,9 @@ def forecast_file(
 def check_name(out: Path) -> None:
     """Raise ValueError for a file that cannot be written, before anything is computed."""
     if out.is_dir() and out.suffix != ".zarr":
-        raise ValueError(f"{out} is a folder; pass a file name ending in {', '.join(KINDS)}.")
-    if out.suffix not in KINDS:
-        raise ValueError(f'Unknown output format "{out.name}"; the file name must end in {", ".join(KINDS)}.')
+        raise ValueError(f"{out} is a folder; pass a file name ending in {', '.join(OUTPUT_SUFFIXES)}.")
+    if out.suffix not in OUTPUT_SUFFIXES:
+        raise ValueError(f'Unknown output format "{out.name}"; the file name must end in {", ".join(OUTPUT_SUFFIXES)}.')
     if out.exists():
         raise ValueError(f"{out} already exists; choose another name or remove it.")
     if out.suffix in (".nc", ".zarr"):
@@ -135,11 +135,11 @@ def write_forecast(out: Path, predicted: np.ndarray, layout: Layout, parameters:
 
 def _read_start(run: Run, recipe: Recipe, start: Path, known: Domain | None) -> Start:
     """Read the input frames from any format of `train --data`; a file of arrays may also hold a single history."""
-    reading, kind = load_reading(run, recipe) if (run.path / "data.json").exists() else (Reading(), None)
-    arrays = start.suffix.lower() in SUFFIXES and not start.is_dir() and reading.axes is None
+    options, kind = load_read_options(run, recipe) if (run.path / "data.json").exists() else (ReadOptions(), None)
+    arrays = start.suffix.lower() in SUFFIXES and not start.is_dir() and options.axes is None
     if is_store(start) or arrays or not start.exists():
         return _select_frames(run, start, recipe.task, None, known)
-    with opened(start, reading, kind) as reader:
+    with opened(start, options, kind) as reader:
         return _select_frames(run, start, recipe.task, reader, known)
 
 

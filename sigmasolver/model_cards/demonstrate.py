@@ -22,7 +22,7 @@ from sigmasolver.model_cards.score import SolverRow, score, seconds_of_model, sh
 from sigmasolver.ops.precision import matmul_precision
 from sigmasolver.recipes import Recipe
 from sigmasolver.report.animation import animate
-from sigmasolver.report.study import Animation, Dimensions, Maps, Table
+from sigmasolver.report.study import AnimatedPng, Dimensions, Maps, Table
 from sigmasolver.runs import Run, provenance, read_facts
 
 __all__ = ["ERRORS", "Demonstration", "demonstrate"]
@@ -69,7 +69,7 @@ class Demonstration:
             caption=f"Mean over {cases}; times on {self.machine}, one case at a time. {self._solver_note()}",
         )
 
-    def animation(self) -> Animation:
+    def animation(self) -> AnimatedPng:
         """An animation of the first window, next to the numerical solution."""
         return animate(self.first, self.card["model"], self.dimensions, "numerical solver", enlarged=3)
 

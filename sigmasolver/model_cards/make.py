@@ -57,7 +57,7 @@ ENCODINGS: dict[str, Callable[[Tensors], Tensors]] = {
 }
 """Two bytes per weight, by name; `dequantise` reads all of them."""
 TOLERANCE_FACTOR, MIN_TOLERANCE = 10.0, 5e-5
-"""Another machine sums in another order, so its scores differ by a few times the round-off measured here, which may be
+"""Summation order differs across machines, so scores differ by a few times the round-off measured here, which may be
 underestimated from few windows."""
 
 

@@ -48,13 +48,13 @@ class SolverRow:
 
 def shipped_windows(store: Reader, recipe: Recipe) -> Windows:
     """The windows of a folder's store, one per trajectory, with strides already applied."""
-    spec = replace(recipe.evaluation_window_spec(), starts=1, time_stride=1, space_stride=1)
+    spec = replace(recipe.evaluation_window_spec(), windows_per_trajectory=1, time_stride=1, space_stride=1)
     return Windows(store, range(len(store)), spec)
 
 
 def unseen_windows(store: Reader, recipe: Recipe) -> Windows:
     """The first window of every trajectory of a simulated file."""
-    return Windows(store, range(len(store)), replace(recipe.evaluation_window_spec(), starts=1))
+    return Windows(store, range(len(store)), replace(recipe.evaluation_window_spec(), windows_per_trajectory=1))
 
 
 def score(

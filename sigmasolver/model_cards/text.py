@@ -49,7 +49,7 @@ def card_text(card: dict[str, Any]) -> str:
         "",
         "## Errors",
         "",
-        f"Relative L2 error in per cent, mean ± standard deviation over cases; {test['yardstick']} is an untrained "
+        f"Relative L2 error in per cent, mean ± standard deviation over cases; {test['yardstick']} is a trivial "
         "baseline.",
         "",
         f"| | {card['model']} | {test['yardstick']} | all seeds | paper |",

@@ -99,7 +99,7 @@ BASELINES: dict[str, ModelBuilder] = {
 }
 
 
-def _check(name: str, builder: Any) -> ModelBuilder:
+def _check_builder(name: str, builder: Any) -> ModelBuilder:
     if not callable(builder):
         raise ValueError(f'The builder of "{name}" must be a function of a SolverConfig, not {type(builder).__name__}.')
     return builder
@@ -109,12 +109,12 @@ MODELS: Registry[ModelBuilder] = Registry(
     "model",
     {name: partial(Solver, partial(Block, spec)) for name, spec in VARIANTS.items()} | BASELINES,
     "sigmasolver.models",
-    _check,
+    _check_builder,
     "sigmasolver.register_model",
 )
 
 
-def _make(name: str) -> ModelBuilder:
+def _builder_of(name: str) -> ModelBuilder:
     if MODELS.knows(name):
         return MODELS.find(name)
     # Without a close match the error lists the variants only: all names would be too long a sentence.
@@ -201,7 +201,7 @@ def build_model(
         >>> model(torch.zeros(2, 16, 16, 3)).shape
         torch.Size([2, 16, 16, 1])
     """
-    _make(name)  # an unknown name is reported before invalid sizes
+    _builder_of(name)  # an unknown name is reported before invalid sizes
     config = SolverConfig(
         grid,
         in_channels,
@@ -220,7 +220,7 @@ def build_model(
 
 def build_solver(name: str, config: SolverConfig) -> nn.Module:
     """`build_model` with the sizes as a `SolverConfig`."""
-    model = _make(name)(config)
+    model = _builder_of(name)(config)
     if not isinstance(model, nn.Module):
         raise ValueError(f'The builder of "{name}" returned {type(model).__name__}; it must return an nn.Module.')
     if config.scalars and declared(model, "time") is None:

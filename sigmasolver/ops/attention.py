@@ -19,13 +19,13 @@ def attention(
 ) -> torch.Tensor:
     """softmax(Q K^T / sqrt(D)) V, (B, H, N, D); `dropout` is the dropout probability of the attention weights.
 
-    B may be several axes. A token attends only where the boolean mask is true. Uses torch's fused call, which never
-    materialises the N x N matrix but supports neither forward-mode nor second derivatives; inside a `torch.func`
-    transform, which may need them, the operations are written out.
+    B may be several axes. A token attends only where the boolean mask is true. Uses `scaled_dot_product_attention`,
+    which never materialises the N x N matrix but supports neither forward-mode nor second derivatives; inside a
+    `torch.func` transform, which may need them, the products are explicit.
     """
     transformed = not torch.compiler.is_compiling() and torch._C._functorch.is_functorch_wrapped_tensor(Q_BHND)
     reason = "a function transform is active" if transformed else None
-    if not prefers("attention", "torch's fused call", "written out", reason):
+    if not prefers("attention", "scaled_dot_product_attention", "explicit products", reason):
         S_BHNN = Q_BHND @ K_BHND.mT * Q_BHND.shape[-1] ** -0.5
         if mask_NN is not None:
             S_BHNN = S_BHNN.masked_fill(~mask_NN, -torch.inf)

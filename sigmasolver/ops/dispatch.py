@@ -4,8 +4,8 @@ Fused kernels (`ops.fused`, in Triton) handle float32 and bf16 tensors on a GPU.
 else: on a CPU, under a tracer (`torch.compile`, `torch.export`), forward-mode differentiation or a `torch.func`
 transform, for sizes beyond the limits of a kernel, and where a hook is registered on a module whose intermediate
 tensors a kernel would not store. SIGMASOLVER_FUSED=0 in the environment, or a `with plain()` block, disables fused
-kernels. Some operations have two implementations of another kind, such as torch's fused attention and the same written
-out; that choice is made here too.
+kernels. Some operations have two implementations of another kind, such as `scaled_dot_product_attention` and explicit
+products; that choice is made here too.
 
     for operation, decision in explain(lambda: model(x)): print(operation, decision)
     mixing plain: a forward hook is registered on the norm
@@ -86,7 +86,7 @@ def explain(call: Callable[[], object]) -> list[tuple[str, str]]:
     """Run `call` and list its operations, in order, with the decision: "fused", or "plain: " and the reason.
 
     Other choices are listed in the same way: the preferred form, or the alternative and the reason for it, as in
-    ("attention", "torch's fused call") and ("inner width", "as it is: the tensor is not on a GPU").
+    ("attention", "scaled_dot_product_attention") and ("inner width", "unpadded: the tensor is not on a GPU").
     """
     global _decisions
     before, _decisions = _decisions, []

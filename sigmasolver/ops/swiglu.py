@@ -23,7 +23,7 @@ def swiglu(
 
     On a GPU the inner width is zero-padded to a multiple of ALIGNMENT: SiLU(0) * 0 = 0, so the result is the same.
     """
-    if prefers("inner width", "padded", "as it is", _why_unpadded(H, weight_out.shape[1])):
+    if prefers("inner width", "padded", "unpadded", _why_unpadded(H, weight_out.shape[1])):
         weight_in, bias_in, weight_out = _pad_inner_width(weight_in, bias_in, weight_out)
     gate_up = linear(H, weight_in, bias_in)
     return linear(_apply_gate(gate_up), weight_out, bias_out)

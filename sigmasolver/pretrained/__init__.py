@@ -27,7 +27,7 @@ def names() -> list[str]:
 
 
 def folder(name: str) -> Path:
-    """Where the model of this name lies."""
+    """The folder of the model of this name."""
     if name not in names():
         raise ValueError(f'There is no pretrained model "{name}"; {suggest(name, names())}')
     return _HERE / name

@@ -1,4 +1,4 @@
-"""Recipes: the full configuration of a training, the settings of the paper, and suites of trainings."""
+"""Recipes: the full configuration of a training run, the settings of the paper, and suites of runs."""
 
 from sigmasolver.recipes.config import config_text, read_config
 from sigmasolver.recipes.recipe import ModelRecipe, Recipe, TrainRecipe, changed

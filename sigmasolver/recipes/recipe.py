@@ -212,12 +212,12 @@ class Recipe:
             "pushforward": self.train.calls * self.task.block,
         }
         windows = self._windows(ahead[self.train.objective])
-        return windows if self.train.starts is None else replace(windows, starts=self.train.starts)
+        return windows if self.train.starts is None else replace(windows, windows_per_trajectory=self.train.starts)
 
     def evaluation_window_spec(self, horizon: int | None = None) -> WindowSpec:
         """Windows with futures as long as the task's horizon; with another horizon, all windows that fit."""
         windows = replace(self._windows(horizon or self.task.horizon), skip=self.task.skip)
-        return windows if horizon in (None, self.task.horizon) else replace(windows, starts=None)
+        return windows if horizon in (None, self.task.horizon) else replace(windows, windows_per_trajectory=None)
 
     def _windows(self, horizon: int) -> WindowSpec:
         task = self.task
@@ -226,7 +226,7 @@ class Recipe:
             targets=task.targets,
             history=task.history,
             horizon=horizon,
-            starts=task.starts,
+            windows_per_trajectory=task.starts,
             stride=task.stride,
             time_stride=task.time_stride,
             space_stride=task.space_stride,

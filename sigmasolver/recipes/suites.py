@@ -1,4 +1,4 @@
-"""Suites of trainings by name: the paper's tables and figures, a comparison, the ledger."""
+"""Suites of training runs by name: the paper's tables and figures, a comparison, the ledger."""
 
 from __future__ import annotations
 

@@ -12,7 +12,7 @@ import numpy as np
 
 from sigmasolver.report.digits import significant
 from sigmasolver.report.pictures import NOT_FINITE, Scale, error_scale, field_scale
-from sigmasolver.report.study import Animation, Dimensions, Maps
+from sigmasolver.report.study import AnimatedPng, Dimensions, Maps
 
 __all__ = ["animate"]
 
@@ -25,7 +25,7 @@ FRAME_MS, LAST_FRAME_MS = 220, 1400
 """Duration in milliseconds of a frame, and of the last frame."""
 
 
-def animate(maps: Maps, model: str, dimensions: Dimensions, truth: str = "truth", enlarged: int = 2) -> Animation:
+def animate(maps: Maps, model: str, dimensions: Dimensions, truth: str = "truth", enlarged: int = 2) -> AnimatedPng:
     """Animate the forecast of one model; `truth` is the label of the truth, `enlarged` the pixels per grid point."""
     from PIL import Image, ImageDraw, ImageFont  # Pillow comes with matplotlib
 
@@ -66,7 +66,7 @@ def animate(maps: Maps, model: str, dimensions: Dimensions, truth: str = "truth"
     frames[0].save(animated, "PNG", save_all=True, append_images=frames[1:], duration=durations, loop=0, optimize=True)
     frames[-1].save(still, "PNG", optimize=True)
     alt_text = f"{maps.field}: {truth}, forecast of {model} and error, leads {maps.leads[0]} to {maps.leads[-1]}"
-    return Animation(animated.getvalue(), still.getvalue(), alt_text, size)
+    return AnimatedPng(animated.getvalue(), still.getvalue(), alt_text, size)
 
 
 def _colours(scale: Scale) -> np.ndarray:

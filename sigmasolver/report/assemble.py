@@ -120,7 +120,7 @@ def study_of(
     dims, selected = dimensions or Dimensions(), select(rows, EVALUATION, baselines=True)
     labelled = _with_labels(with_unique_names(selected))
     error_curves, sample = curves(labelled), sample_of(labelled)
-    films, shown = _films(rows, arrays.get("maps", {}), dims)
+    animations, shown = _animations(rows, arrays.get("maps", {}), dims)
     cards = _cards(rows, arrays, sample, dims)
     name = TASK_LABELS.get(tasks[0], tasks[0])
     return Study(
@@ -131,7 +131,7 @@ def study_of(
         curves=error_curves,
         table=comparison(labelled, dims),
         facts=_facts(labelled),
-        films=films,
+        animations=animations,
         cards=tuple(card for card, _ in cards),
         sample=sample,
         dimensions=dims,
@@ -351,7 +351,7 @@ def _missing_models(rows: Rows, shown_runs: Collection[str]) -> str:
     return "".join(parts)
 
 
-def _films(rows: Rows, arrays: Arrays, dimensions: Dimensions) -> tuple[tuple[Maps, ...], tuple[str, ...]]:
+def _animations(rows: Rows, arrays: Arrays, dimensions: Dimensions) -> tuple[tuple[Maps, ...], tuple[str, ...]]:
     """Build one animation per case, field and plane, with every model that has the same cases, at their common leads;
     also return the models selected initially, each with its lowest seed.
 
@@ -373,7 +373,7 @@ def _films(rows: Rows, arrays: Arrays, dimensions: Dimensions) -> tuple[tuple[Ma
     truth, forecasts = at_leads(first, "truth", leads), {}
     for title, run_arrays in comparable.items():
         forecasts[title] = at_leads(run_arrays, "forecast", leads)
-    films = tuple(
+    animations = tuple(
         Maps(
             field,
             leads,
@@ -389,7 +389,7 @@ def _films(rows: Rows, arrays: Arrays, dimensions: Dimensions) -> tuple[tuple[Ma
         for plane in planes
     )
     initial = tuple(title for run in runs_in(lowest_seeds(map_rows)) if (title := names[run]) in comparable)
-    return films, initial
+    return animations, initial
 
 
 def _same_truth(arrays: Mapping[str, np.ndarray], reference: Mapping[str, np.ndarray]) -> bool:

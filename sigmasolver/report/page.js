@@ -275,13 +275,13 @@ const lzw = (pixels) => {
   const LEVELS = 255, NOT_FINITE = [136, 136, 136], FRAME_MS = 450, MAX_COLUMNS = 5, CACHE_SIZE = 200;
   const stage = section.querySelector(".stage");
   const screens = section.querySelector(".screens");
-  const reels = [...section.querySelectorAll(".reels > div")].map((node) => ({ node, ...JSON.parse(node.dataset.film) }));
+  const animations = [...section.querySelectorAll(".animations > div")].map((node) => ({ node, ...JSON.parse(node.dataset.animation) }));
   const selects = Object.fromEntries([...section.querySelectorAll("select")].map((select) => [select.name, select]));
   const slider = section.querySelector("input[type=range]");
   const button = section.querySelector(".transport button");
   const reading = section.querySelector(".reading");
   const hint = reading.textContent;
-  let reel = null, timer = null, point = null, columns = [], bars = null;
+  let animation = null, timer = null, point = null, columns = [], bars = null;
 
   const control = (name) => section.querySelector(`[data-of=${name}]`);
   const checkedValue = (name) => section.querySelector(`input[name=${name}]:checked`).value;
@@ -293,7 +293,7 @@ const lzw = (pixels) => {
     control(name).hidden = values.length < 2; // hide the control if there is no choice
   };
   const number = (value) => (value === 0 ? "0" : String(Number(value.toPrecision(3)))).replace("-", "−");
-  const leadLabel = (index) => `lead ${reel.leads[index]}${reel.times[index] ? `, ${reel.times[index]}` : ""}`;
+  const leadLabel = (index) => `lead ${animation.leads[index]}${animation.times[index] ? `, ${animation.times[index]}` : ""}`;
 
   // Cache of decoded image pixels.
   const pixelCache = new Map();
@@ -308,38 +308,38 @@ const lzw = (pixels) => {
     }
     return pixelCache.get(image);
   };
-  const strip = ({ kind, model }) => [...reel.node.querySelectorAll(`img[data-kind=${kind}]`)].find((image) => kind === "truth" || image.dataset.model === model);
+  const strip = ({ kind, model }) => [...animation.node.querySelectorAll(`img[data-kind=${kind}]`)].find((image) => kind === "truth" || image.dataset.model === model);
   const palette = (kind) => {
-    const colours = pixelsOf(reel.node.querySelector(`.bar[data-kind=${kind}] img`));
+    const colours = pixelsOf(animation.node.querySelector(`.bar[data-kind=${kind}] img`));
     return (level) => (level === LEVELS ? NOT_FINITE : colours.subarray(4 * level, 4 * level + 3));
   };
-  const limit = (index) => (checkedValue("errors") === "each" ? reel.limits[index] : reel.limit);
+  const limit = (index) => (checkedValue("errors") === "each" ? animation.limits[index] : animation.limit);
 
   // Level of a grid point; row 0 is the top of the image.
   const levelAt = (cell, column, row) => {
-    const [width, height] = reel.size;
+    const [width, height] = animation.size;
     return pixelsOf(strip(cell))[4 * ((cell.index * height + row) * width + column)];
   };
   const levelValue = (cell, level) => {
     const fraction = level / (LEVELS - 1);
-    if (cell.kind === "error") return reel.tops[cell.index] * fraction ** 2;
-    return reel.values[0] + fraction * (reel.values[1] - reel.values[0]);
+    if (cell.kind === "error") return animation.tops[cell.index] * fraction ** 2;
+    return animation.values[0] + fraction * (animation.values[1] - animation.values[0]);
   };
   const formatLevel = (cell, level) => {
     if (level === LEVELS) return "not finite";
     const prefix = cell.kind !== "forecast" ? "" : level === 0 ? "≤ " : level === LEVELS - 1 ? "≥ " : "";
     // No more digits than the quantization resolves.
-    const value = levelValue(cell, level), step = (reel.values[1] - reel.values[0]) / (LEVELS - 1);
+    const value = levelValue(cell, level), step = (animation.values[1] - animation.values[0]) / (LEVELS - 1);
     if (cell.kind === "error") return String(Number(value.toPrecision(2)));
     return prefix + value.toFixed(Math.min(20, Math.max(0, Math.ceil(-Math.log10(step))))).replace("-", "−");
   };
 
-  // Cache of coloured maps; cleared when the film changes.
+  // Cache of coloured maps; cleared when the animation changes.
   const canvasCache = new Map();
   const colouredMap = (cell) => {
     const key = [cell.kind, cell.model, cell.index, checkedValue("errors")].join("|");
     if (canvasCache.has(key)) return canvasCache.get(key);
-    const [width, height] = reel.size, pixels = pixelsOf(strip(cell));
+    const [width, height] = animation.size, pixels = pixelsOf(strip(cell));
     const colour = palette(cell.kind === "error" ? "errors" : "values");
     const canvas = document.createElement("canvas");
     canvas.width = width;
@@ -368,19 +368,19 @@ const lzw = (pixels) => {
   /* Draw one map with its axes in a given width */
 
   const LEFT = 34, FOOT = 20, FONT = "11px system-ui, sans-serif";
-  const spacing = (axis) => reel.axes[axis].spacing || 1;
+  const spacing = (axis) => animation.axes[axis].spacing || 1;
   const plot = (available) => {
-    const [width, height] = reel.size;
-    const known = reel.axes.every((axis) => axis.spacing);
+    const [width, height] = animation.size;
+    const known = animation.axes.every((axis) => axis.spacing);
     const ratio = known ? height * spacing(1) / (width * spacing(0)) : height / width;
     const wide = Math.min(available - LEFT - 8, 1.6 * available / ratio);
     return { wide, high: Math.max(12, wide * ratio) };
   };
   // Round tick values of an axis with their relative positions; zero is the centre of the first grid point.
   const ticks = (axis, limit) => {
-    const count = reel.size[axis], step = spacing(axis), span = count * step;
+    const count = animation.size[axis], step = spacing(axis), span = count * step;
     const unit = 10 ** Math.floor(Math.log10(span / limit));
-    const factor = [1, 2, 2.5, 5, 10].find((candidate) => span / (candidate * unit) <= limit && candidate * unit >= (reel.axes[axis].spacing ? 0 : 1));
+    const factor = [1, 2, 2.5, 5, 10].find((candidate) => span / (candidate * unit) <= limit && candidate * unit >= (animation.axes[axis].spacing ? 0 : 1));
     const result = [];
     for (let value = 0; value < span - 0.5 * step; value += factor * unit) {
       result.push({ text: String(Number(value.toPrecision(4))), share: (value / step + 0.5) / count });
@@ -400,7 +400,7 @@ const lzw = (pixels) => {
     context.lineWidth = 1;
     context.textBaseline = "alphabetic";
     context.textAlign = "right";
-    const across = axisName(reel.axes[0]);
+    const across = axisName(animation.axes[0]);
     context.fillText(across, left + wide, y + high + 15);
     const labelLimit = left + wide - context.measureText(across).width - 4;
     context.textAlign = "center";
@@ -411,14 +411,14 @@ const lzw = (pixels) => {
     }
     context.textAlign = "right";
     context.textBaseline = "middle";
-    context.fillText(reel.axes[1].name, left - 6, y + 6);
+    context.fillText(animation.axes[1].name, left - 6, y + 6);
     for (const { text, share } of ticks(1, Math.max(1, Math.min(4, Math.floor(high / 30))))) {
       const position = y + (1 - share) * high;
       context.fillRect(left - 4, position - 0.5, 4, 1);
       if (position > y + 18) context.fillText(text, left - 6, position);
     }
     if (point && ink.pointer) {
-      const px = left + (point[0] + 0.5) / reel.size[0] * wide, py = y + (point[1] + 0.5) / reel.size[1] * high;
+      const px = left + (point[0] + 0.5) / animation.size[0] * wide, py = y + (point[1] + 0.5) / animation.size[1] * high;
       for (const [colour, lineWidth] of [["#ffffff", 3.5], ["#000000", 1.5]]) {
         context.strokeStyle = colour;
         context.lineWidth = lineWidth;
@@ -440,7 +440,7 @@ const lzw = (pixels) => {
     { title: "truth", cells: [{ kind: "truth", title: "truth", index }] },
     ...checkedModels().map((model) => ({ title: model, cells: ["forecast", "error"].map((kind) => ({ kind, model, index })) })),
   ];
-  const columnsByLead = (model) => evenlySpaced(reel.leads.length, MAX_COLUMNS).map((index) => ({
+  const columnsByLead = (model) => evenlySpaced(animation.leads.length, MAX_COLUMNS).map((index) => ({
     title: leadLabel(index),
     cells: ["truth", "forecast", "error"].map((kind) => ({ kind, model, index })),
   }));
@@ -450,9 +450,9 @@ const lzw = (pixels) => {
     const text = strip(cell).dataset.notes.split("|")[cell.index];
     return checkedValue("view") === "leads" && checkedValue("errors") === "each" ? `${text}, scale to ${number(limit(cell.index))}` : text;
   };
-  const leadOfTotal = (index) => `${reel.leads[index]} of ${reel.leads.at(-1)}${reel.times[index] ? `, ${reel.times[index]}` : ""}`;
+  const leadOfTotal = (index) => `${animation.leads[index]} of ${animation.leads.at(-1)}${animation.times[index] ? `, ${animation.times[index]}` : ""}`;
   const heading = (index) => [
-    reel.unit ? `${reel.field} (${reel.unit})` : reel.field, `case ${reel.case}, one window`, reel.plane,
+    animation.unit ? `${animation.field} (${animation.unit})` : animation.field, `case ${animation.case}, one window`, animation.plane,
     index === null ? `forecasts of ${selects.model.value}` : `lead ${leadOfTotal(index)}`,
   ].filter(Boolean).join(" · ");
 
@@ -478,10 +478,10 @@ const lzw = (pixels) => {
       }
       return box;
     }));
-    bars = reel.node.querySelector(".bars").cloneNode(true);
+    bars = animation.node.querySelector(".bars").cloneNode(true);
     (checkedValue("view") === "leads" ? screens : screens.firstChild).append(bars);
     const leads = checkedValue("view") === "leads";
-    section.querySelector(".transport").hidden = leads || reel.leads.length < 2;
+    section.querySelector(".transport").hidden = leads || animation.leads.length < 2;
     control("model").hidden = !leads || selects.model.length < 2;
     control("models").hidden = leads || section.querySelectorAll("input[name=models]").length < 2;
     draw();
@@ -491,9 +491,9 @@ const lzw = (pixels) => {
     point = null;
     if (event) {
       const box = cell.canvas.getBoundingClientRect(), { wide, high } = plot(box.width);
-      const column = Math.floor((event.clientX - box.left - LEFT) / wide * reel.size[0]);
-      const row = Math.floor((event.clientY - box.top - 1) / high * reel.size[1]);
-      if (column >= 0 && row >= 0 && column < reel.size[0] && row < reel.size[1]) point = [column, row];
+      const column = Math.floor((event.clientX - box.left - LEFT) / wide * animation.size[0]);
+      const row = Math.floor((event.clientY - box.top - 1) / high * animation.size[1]);
+      if (column >= 0 && row >= 0 && column < animation.size[0] && row < animation.size[1]) point = [column, row];
     }
     draw();
   };
@@ -518,7 +518,7 @@ const lzw = (pixels) => {
       cell.label.textContent = [cell.kind === cell.title ? "" : cell.kind, note(cell)].filter(Boolean).join(" ");
       cell.value.textContent = point ? formatLevel(cell, levelAt(cell, ...point)) : "";
       const source = cell.kind === "truth" ? "truth" : `${cell.kind} of ${cell.model}`;
-      canvas.setAttribute("aria-label", `${reel.field}, ${source}, ${leadLabel(cell.index)}`);
+      canvas.setAttribute("aria-label", `${animation.field}, ${source}, ${leadLabel(cell.index)}`);
     }
     const scale = [...bars.querySelectorAll("[data-kind=errors] div span")];
     const perLead = leads && checkedValue("errors") === "each";
@@ -526,26 +526,26 @@ const lzw = (pixels) => {
     section.querySelector(".lead-number").textContent = leadOfTotal(index);
     slider.setAttribute("aria-valuetext", leadLabel(index));
     if (point) {
-      const coordinates = [point[0], reel.size[1] - 1 - point[1]].map((gridIndex, axis) => {
-        const { name, unit } = reel.axes[axis];
+      const coordinates = [point[0], animation.size[1] - 1 - point[1]].map((gridIndex, axis) => {
+        const { name, unit } = animation.axes[axis];
         return `${name} = ${number(gridIndex * spacing(axis))}${unit ? ` ${unit}` : ""}`;
       });
-      reading.textContent = `${coordinates.join(", ")}; values beside each map${reel.unit ? ` in ${reel.unit}` : ""}.`;
+      reading.textContent = `${coordinates.join(", ")}; values next to each map${animation.unit ? ` in ${animation.unit}` : ""}.`;
     } else reading.textContent = hint;
   };
 
-  const selectFilm = () => {
-    fill("field", distinct(reels.filter((film) => film.case === selects.case.value).map((film) => film.field)));
-    const matching = reels.filter((film) => film.case === selects.case.value && film.field === selects.field.value);
-    fill("plane", distinct(matching.map((film) => film.plane)));
-    const next = matching.find((film) => film.plane === selects.plane.value);
-    // Images are decoded on demand and dropped from the caches with their film.
+  const selectAnimation = () => {
+    fill("field", distinct(animations.filter((each) => each.case === selects.case.value).map((each) => each.field)));
+    const matching = animations.filter((each) => each.case === selects.case.value && each.field === selects.field.value);
+    fill("plane", distinct(matching.map((each) => each.plane)));
+    const next = matching.find((each) => each.plane === selects.plane.value);
+    // Images are decoded on demand and dropped from the caches with their animation.
     Promise.all([...next.node.querySelectorAll("img")].map((image) => image.decode())).then(() => {
       pixelCache.clear();
       canvasCache.clear();
-      reel = next;
+      animation = next;
       point = null;
-      slider.max = reel.leads.length - 1;
+      slider.max = animation.leads.length - 1;
       build();
     });
   };
@@ -620,7 +620,7 @@ const lzw = (pixels) => {
   const renderGif = () => {
     const colourTable = gifColours(), nearest = new Map(), previous = slider.value;
     let width = 0, height = 0;
-    const frames = reel.leads.map((_, index) => {
+    const frames = animation.leads.map((_, index) => {
       slider.value = index;
       draw();
       const canvas = renderSheet(columnsByModel(index), heading(index), 1);
@@ -635,7 +635,7 @@ const lzw = (pixels) => {
         }
         pixels[k] = nearest.get(key);
       }
-      return { pixels, hundredths: index === reel.leads.length - 1 ? 150 : FRAME_MS / 10 };
+      return { pixels, hundredths: index === animation.leads.length - 1 ? 150 : FRAME_MS / 10 };
     });
     slider.value = previous;
     draw();
@@ -644,10 +644,10 @@ const lzw = (pixels) => {
 
   onDownload(section, (format, pressed) => {
     stop();
-    const name = ["case", reel.case, reel.field, reel.plane].filter(Boolean).join("-").replace(/[^\p{L}\p{N}-]+/gu, "-");
+    const name = ["case", animation.case, animation.field, animation.plane].filter(Boolean).join("-").replace(/[^\p{L}\p{N}-]+/gu, "-");
     const leads = checkedValue("view") === "leads";
     if (format === "png") {
-      const index = Number(slider.value), suffix = leads ? "leads" : `lead-${reel.leads[index]}`;
+      const index = Number(slider.value), suffix = leads ? "leads" : `lead-${animation.leads[index]}`;
       renderSheet(visibleColumns(), heading(leads ? null : index), 2).toBlob((blob) => download(`${name}-${suffix}.png`, blob));
       return;
     }
@@ -658,9 +658,9 @@ const lzw = (pixels) => {
     }, 20);
   });
 
-  fill("case", distinct(reels.map((film) => film.case)));
+  fill("case", distinct(animations.map((each) => each.case)));
   fill("model", [...section.querySelectorAll("input[name=models]")].map((input) => input.value));
-  for (const name of ["case", "field", "plane"]) selects[name].addEventListener("change", selectFilm);
+  for (const name of ["case", "field", "plane"]) selects[name].addEventListener("change", selectAnimation);
   selects.model.addEventListener("change", build);
   for (const name of ["view", "errors"]) {
     control(name).hidden = false;
@@ -670,10 +670,10 @@ const lzw = (pixels) => {
   slider.addEventListener("input", () => { stop(); draw(); });
   button.addEventListener("click", () => (timer === null ? play() : stop()));
   stage.hidden = false;
-  selectFilm();
+  selectAnimation();
   let width = 0;
   new ResizeObserver(() => {
-    if (!reel || screens.clientWidth === width) return;
+    if (!animation || screens.clientWidth === width) return;
     width = screens.clientWidth;
     requestAnimationFrame(draw);
   }).observe(screens);

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from sigmasolver.report.chart import chart
-from sigmasolver.report.pictures import PERCENTILE, film
+from sigmasolver.report.pictures import PERCENTILE, encode_animation
 from sigmasolver.report.study import Study
 from sigmasolver.runs.files import os_errors_as_value_errors, replacing
 
@@ -55,7 +55,7 @@ def render(study: Study) -> str:
     return environment.get_template("page.html.j2").render(
         study=study,
         chart=chart(study.curves, study.dimensions),
-        films=[film(maps) for maps in study.films],
+        animations=[encode_animation(maps) for maps in study.animations],
         csv=_data_uri("text/csv", to_csv(study).encode()) if study.records else None,
         json=_data_uri("application/json", to_json(study).encode()) if study.records else None,
         data_uri=_data_uri,

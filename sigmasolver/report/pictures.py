@@ -21,7 +21,17 @@ import numpy as np
 from sigmasolver.report.digits import significant
 from sigmasolver.report.study import Dimensions, Maps
 
-__all__ = ["Film", "Scale", "Strip", "blown_up", "error_levels", "error_limit", "error_scale", "field_scale", "film"]
+__all__ = [
+    "Animation",
+    "FrameStrip",
+    "Scale",
+    "blown_up",
+    "encode_animation",
+    "error_levels",
+    "error_limit",
+    "error_scale",
+    "field_scale",
+]
 
 LEVELS = 255
 NOT_FINITE = (136, 136, 136)
@@ -71,7 +81,7 @@ class Scale:
 
 
 @dataclass(frozen=True)
-class Strip:
+class FrameStrip:
     """Forecast and error images of one model, leads stacked vertically, and the relative L2 error of each frame."""
 
     model: str
@@ -81,7 +91,7 @@ class Strip:
 
 
 @dataclass(frozen=True)
-class Film:
+class Animation:
     """One case, field and plane; `facts` is the JSON metadata with which the page decodes and labels the levels.
 
     `tops` holds for each lead the error value of the highest level, `limits` the end of the error scale of that lead.
@@ -93,7 +103,7 @@ class Film:
     tops: tuple[float, ...]
     limits: tuple[float, ...]
     truth: str
-    strips: tuple[Strip, ...]
+    strips: tuple[FrameStrip, ...]
 
     def facts(self, dimensions: Dimensions) -> str:
         maps = self.maps
@@ -115,7 +125,7 @@ class Film:
         )
 
 
-def film(maps: Maps) -> Film:
+def encode_animation(maps: Maps) -> Animation:
     """Encode the frames of a case, with one scale for truth and forecasts; errors also have one scale per lead."""
     values, truth = field_scale(maps.truth), maps.truth.astype(np.float64)
     errors = {model: np.abs(forecast.astype(np.float64) - truth) for model, forecast in maps.forecasts.items()}
@@ -131,8 +141,10 @@ def film(maps: Maps) -> Film:
     for model, error in errors.items():
         levels = np.stack([error_levels(frame, top) for frame, top in zip(error, tops, strict=True)])
         notes = tuple(_relative_error(frame, true) for frame, true in zip(error, maps.truth, strict=True))
-        strips.append(Strip(model, _strip(values.levels(maps.forecasts[model])), _strip(levels), notes))
-    return Film(maps, values, error_scale(maps), tops, limits, _strip(values.levels(maps.truth)), tuple(strips))
+        forecast = _encode_strip(values.levels(maps.forecasts[model]))
+        strips.append(FrameStrip(model, forecast, _encode_strip(levels), notes))
+    truth_strip = _encode_strip(values.levels(maps.truth))
+    return Animation(maps, values, error_scale(maps), tops, limits, truth_strip, tuple(strips))
 
 
 def error_levels(error: np.ndarray, top: float) -> np.ndarray:
@@ -146,7 +158,7 @@ def _largest(errors: Iterable[np.ndarray]) -> float:
     return max((float(error[np.isfinite(error)].max(initial=0.0)) for error in errors), default=0.0)
 
 
-def _strip(levels: np.ndarray) -> str:
+def _encode_strip(levels: np.ndarray) -> str:
     """Data URI of levels (leads, X, Y), the first lead on top."""
     images = levels.transpose(0, 2, 1)[:, ::-1]
     return _data_uri(_png(images.reshape(-1, images.shape[-1])))

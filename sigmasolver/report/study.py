@@ -16,7 +16,7 @@ import numpy as np
 
 __all__ = [
     "TRIVIAL_BASELINES",
-    "Animation",
+    "AnimatedPng",
     "Axis",
     "Card",
     "Curve",
@@ -188,12 +188,12 @@ class Card:
 
     @property
     def narrow(self) -> bool:
-        """Whether the caption fits beside the figure."""
+        """Whether the caption fits next to the figure."""
         return self.inches < 5
 
 
 @dataclass(frozen=True)
-class Animation:
+class AnimatedPng:
     """An animated PNG, its last frame for readers who prefer reduced motion, and its alt text (`words`)."""
 
     moving: bytes
@@ -209,7 +209,7 @@ class Opening:
 
     title: str
     summary: str
-    animation: Animation
+    animation: AnimatedPng
     table: Table
 
 
@@ -218,7 +218,7 @@ class Study:
     """A comparison of trained models on one task; `facts` are pairs such as ("commit", "acc511d"), `sample`
     describes the sample behind the curves.
 
-    `films` are animations, one for each case, field and plane, all with the same models; those in `shown` (empty: all)
+    `animations` has one entry for each case, field and plane, all with the same models; those in `shown` (empty: all)
     are selected initially. `records` are the rows behind the page, offered as a download.
     """
 
@@ -227,7 +227,7 @@ class Study:
     curves: tuple[Curve, ...]
     table: Table
     facts: tuple[tuple[str, str], ...]
-    films: tuple[Maps, ...] = ()
+    animations: tuple[Maps, ...] = ()
     cards: tuple[Card, ...] = ()
     sample: str = ""
     dimensions: Dimensions = Dimensions()
@@ -242,10 +242,10 @@ class Study:
         for name in names:
             if names.count(name) > 1:
                 raise ValueError(f"The study has {names.count(name)} curves named {name}; give each its own name.")
-        labels = [(film.case, film.field, film.plane) for film in self.films]
+        labels = [(animation.case, animation.field, animation.plane) for animation in self.animations]
         if len(set(labels)) < len(labels):
             raise ValueError("Two animations show the same case, field and plane; use a different case for each.")
-        if any(tuple(film.forecasts) != tuple(self.films[0].forecasts) for film in self.films):
+        if any(tuple(animation.forecasts) != tuple(self.animations[0].forecasts) for animation in self.animations):
             raise ValueError("The animations show different models; use the same models in all of them.")
 
 

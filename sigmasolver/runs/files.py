@@ -74,7 +74,7 @@ def _remove_folder_if_unlocked(folder: Path) -> None:
 
 @contextmanager
 def temporary(path: Path) -> Iterator[BinaryIO]:
-    """A new, empty, locked file beside `path`; removed on exit unless it was renamed."""
+    """A new, empty, locked file next to `path`; removed on exit unless it was renamed."""
     remove_abandoned(path)
     file = _create_locked(path)
     try:

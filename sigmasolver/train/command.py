@@ -122,5 +122,5 @@ def _windows_per_epoch(recipe: Recipe, summary: Summary) -> int:
     trajectories = len((recipe.split(summary.whole) if published is None else published).train)
     spec = recipe.training_window_spec()
     frames = -(-len(header.layout.times) // task.time_stride)
-    starts = (frames - spec.history - spec.horizon) // spec.stride + 1
-    return trajectories * (1 if recipe.train.one_start else min(starts, spec.starts or starts))
+    available = (frames - spec.history - spec.horizon) // spec.stride + 1
+    return trajectories * (1 if recipe.train.one_start else min(available, spec.windows_per_trajectory or available))

@@ -83,7 +83,7 @@ def frames_of(recipe: Recipe) -> tuple[int, bool]:
     It is that of the task's simulator; without one, the fewest with which training and evaluation work.
     """
     specs = (recipe.training_window_spec(), recipe.evaluation_window_spec())
-    minimum = max(spec.span + ((spec.starts or 1) - 1) * spec.stride for spec in specs)
+    minimum = max(spec.span + ((spec.windows_per_trajectory or 1) - 1) * spec.stride for spec in specs)
     simulator = SIMULATORS.get(recipe.task.name)
     stored = 0 if simulator is None else -(-len(simulator.layout.times) // recipe.task.time_stride)
     return max(stored, minimum), stored >= minimum

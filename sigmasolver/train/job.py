@@ -24,7 +24,7 @@ from sigmasolver.forecast.checkpoint import (
     begin,
     build,
     data_of,
-    load_reading,
+    load_read_options,
     load_recipe,
     read_normalisers,
     read_time_scale,
@@ -94,7 +94,7 @@ def resume_run(
     recipe = load_recipe(run)
     for name, registry in _registries(recipe):
         refuse_unregistered(run, name, registry)
-    source = opened(data_of(run) if path is None else Path(path), *load_reading(run, recipe))
+    source = opened(data_of(run) if path is None else Path(path), *load_read_options(run, recipe))
     train_run(recipe, source, run, execution, watch, stop)
 
 
@@ -315,7 +315,8 @@ def _record_data(
     if store.notes:
         facts["notes"] = list(store.notes)
     unseen = parts["test"]
-    if unseen is not None and unseen.starts is None:  # their number cannot be computed from the length of a trajectory
+    if unseen is not None and unseen.windows_per_trajectory is None:
+        # The number of listed windows cannot be computed from the length of a trajectory.
         facts["listed"] = len(unseen)
     if not (run.path / "data.json").exists() or run.read_json("data.json") != facts:
         run.write_json("data.json", facts)

@@ -63,13 +63,13 @@ class Progress:
 
 
 @lru_cache(maxsize=2)
-def order(seed: int, epoch: int, trajectories: int, starts: int, one_start: bool = False) -> torch.Tensor:
+def order(seed: int, epoch: int, trajectories: int, per_trajectory: int, one_start: bool = False) -> torch.Tensor:
     """Return the shuffled windows of this epoch: all of them, or one random start per trajectory."""
     generator = torch.Generator().manual_seed(hashed_seed(f"order/{seed}/{epoch}"))
     if not one_start:
-        return torch.randperm(trajectories * starts, generator=generator)
-    first = torch.randperm(trajectories, generator=generator) * starts
-    return first + torch.randint(starts, (trajectories,), generator=generator)
+        return torch.randperm(trajectories * per_trajectory, generator=generator)
+    first = torch.randperm(trajectories, generator=generator) * per_trajectory
+    return first + torch.randint(per_trajectory, (trajectories,), generator=generator)
 
 
 class StepPlan:
@@ -78,8 +78,9 @@ class StepPlan:
     def __init__(self, recipe: Recipe, windows: Windows) -> None:
         train = recipe.train
         # Windows listed by the data set are not ordered by trajectory and start.
-        regular = windows.starts is not None
-        self.train, self.starts = train, 1 if windows.starts is None else windows.starts
+        per_trajectory = windows.windows_per_trajectory
+        regular = per_trajectory is not None
+        self.train, self.per_trajectory = train, 1 if per_trajectory is None else per_trajectory
         self.trajectories = len(windows.trajectories) if regular else len(windows)
         if train.one_start and not regular:
             raise ValueError(
@@ -102,10 +103,10 @@ class StepPlan:
     def members(self, step: int) -> torch.Tensor:
         """Return the window indices of this step (counted from 0)."""
         epoch, inside = divmod(step, self.per_epoch)
-        windows = order(self.train.seed, epoch, self.trajectories, self.starts, self.train.one_start)
+        windows = order(self.train.seed, epoch, self.trajectories, self.per_trajectory, self.train.one_start)
         members = windows[inside * self.train.batch : (inside + 1) * self.train.batch]
         if self.train.shared_start:  # the random start of the first window
-            members = members - members % self.starts + members[0] % self.starts
+            members = members - members % self.per_trajectory + members[0] % self.per_trajectory
         return members
 
     def rates(self) -> torch.Tensor:

@@ -92,7 +92,7 @@ def test_demo_page_shows_curves_and_unseen_cases(demo):
     page = (demo[0] / "page.html").read_text()
     assert all(name in page for name in (*MODELS, "persistence", "lead 10", "3 steps of 4 windows"))
     cases = min(CASES, SMALL.test)
-    assert page.count("data-film=") == cases and page.count('data-kind="error"') == cases * len(MODELS)
+    assert page.count("data-animation=") == cases and page.count('data-kind="error"') == cases * len(MODELS)
     assert "lead 10, t = 1.25 (%)" in page and "vorticity (1/time)" in page and "Persistence has " in page
     count = read_rows(Run(demo[0] / MODELS[0]).records)[0]["windows"]
     assert f"Means over {count} windows of the test split, horizon 10." in page

@@ -10,7 +10,7 @@ import pytest
 
 from sigmasolver.data.formats import opened
 from sigmasolver.data.store import open_store
-from sigmasolver.forecast.checkpoint import load_reading, load_recipe
+from sigmasolver.forecast.checkpoint import load_read_options, load_recipe
 from sigmasolver.runs import Run, read_rows
 
 TINY = [
@@ -165,7 +165,9 @@ def test_boundary_dt_and_units_options_are_recorded_in_the_run(tmp_path, call):
     options = ["--fields", "u,v", "--boundary", "periodic,wall", "--dt", 0.25, "--units", "m/s,m/s"]
     code, out, err = call("train", "--data", tmp_path / "a.npy", "--out", tmp_path / "run", *options, *QUICK)
     assert code == 0, err
-    with opened(tmp_path / "a.npy", *load_reading(Run(tmp_path / "run"), load_recipe(Run(tmp_path / "run")))) as data:
+    with opened(
+        tmp_path / "a.npy", *load_read_options(Run(tmp_path / "run"), load_recipe(Run(tmp_path / "run")))
+    ) as data:
         layout = data.header.layout
         np.testing.assert_array_equal(data[:], flow())
     assert (layout.boundary, layout.units) == (("periodic", "wall"), ("m/s", "m/s"))

@@ -119,13 +119,13 @@ def test_figure_maps_of_a_renamed_run(tmp_path):
     assert str(invalid.exception) == 'ns2d has no field "density"; choose from vorticity.'
 
 
-def test_report_page_has_films_and_title(tmp_path):
+def test_report_page_has_animations_and_title(tmp_path):
     rows, arrays = made.maps("ns2d", "physolver", grid=(8, 8), leads=(1, 2))
     run = folder(tmp_path / "one", made.errors("ns2d", "physolver"), "maps", rows, arrays)
     result = call("report", run, "--out", tmp_path / "page.html", "--title", "Mine & yours")
     assert result.exit_code == 0, result.exception
     page = (tmp_path / "page.html").read_text()
-    assert "<h1>Mine &amp; yours</h1>" in page and page.count("data-film=") == len(arrays["cases"])
+    assert "<h1>Mine &amp; yours</h1>" in page and page.count("data-animation=") == len(arrays["cases"])
     bare = folder(tmp_path / "bare")
     assert "evaluate" in str(call("report", bare, "--out", tmp_path / "no.html").exception)
     assert not (tmp_path / "no.html").exists()

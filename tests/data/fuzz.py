@@ -40,7 +40,7 @@ def _hdf5(path: Path, libver: str = "earliest", userblock: int = 0, gzip: bool =
             file["deep/v"], file["times"], file["boundary"] = U, np.arange(3.0), ["open", "wall"]
 
 
-KINDS: dict[str, tuple[str, Callable[[Path], object]]] = {
+SEED_FILES: dict[str, tuple[str, Callable[[Path], object]]] = {
     "store": ("a.h5", lambda path: store(path, stored_values(3))),
     "h5": ("a.h5", _hdf5),
     "h5-latest": ("a.h5", lambda path: _hdf5(path, "latest")),
@@ -111,8 +111,8 @@ def use(path: Path, kind: str) -> None:
 def attempt(folder: Path, number: int, originals: dict[str, bytes]) -> str:
     """Outcome of an input: `refused` with one sentence, `harmless` if the file was read completely, or `traceback`."""
     rng = random.Random(number)
-    kind = list(KINDS)[number % len(KINDS)]
-    path = folder / KINDS[kind][0]
+    kind = list(SEED_FILES)[number % len(SEED_FILES)]
+    path = folder / SEED_FILES[kind][0]
     path.write_bytes(mutated(originals[kind], rng))
     try:
         use(path, kind)
@@ -130,7 +130,7 @@ def attempt(folder: Path, number: int, originals: dict[str, bytes]) -> str:
 def main() -> None:
     folder, first, stop = Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3])
     originals = {}
-    for kind, (name, make) in KINDS.items():
+    for kind, (name, make) in SEED_FILES.items():
         make(folder / name)
         originals[kind] = (folder / name).read_bytes()
         (folder / name).unlink()

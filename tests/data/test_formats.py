@@ -13,7 +13,7 @@ import scipy.io
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sigmasolver.data.formats import KINDS, guess_kind, import_data, read_history
+from sigmasolver.data.formats import FORMATS, guess_format, import_data, read_history
 from sigmasolver.data.formats.mat import read_darcy_pair
 from sigmasolver.data.header import StoreError
 from sigmasolver.data.store import Writer, open_store
@@ -224,10 +224,10 @@ def test_import_kolmogorov(tmp_path: Path) -> None:
         np.testing.assert_allclose(store.header.layout.coordinates[0][-1], 2 * np.pi * 7 / 8)
 
 
-def test_guess_kind_kolmogorov_requires_published_grid(tmp_path: Path) -> None:
+def test_guess_format_kolmogorov_requires_published_grid(tmp_path: Path) -> None:
     for shape, kind in (((1, 2, 256, 256), "factformer-kf2d"), ((1, 2, 255, 255), "arrays"), ((1, 256, 256), "arrays")):
         np.save(tmp_path / "a.npy", np.zeros(shape, "f2"))
-        assert guess_kind(tmp_path / "a.npy").name == kind
+        assert guess_format(tmp_path / "a.npy").name == kind
 
 
 def turbulence(folder: Path, names: tuple[str, ...] = ("iso_10", "iso_2", "iso_1")) -> dict[str, np.ndarray]:
@@ -319,7 +319,7 @@ def test_public_layouts_match_simulators(tmp_path: Path) -> None:
         fluid_field=np.zeros((*shape, 1), "f2"),
         velocity=np.zeros((*shape, 3), "f2"),
     )
-    rows = {row.name: row for row in KINDS}
+    rows = {row.name: row for row in FORMATS}
     for kind, name, simulator in (
         ("fno-ns", "ns.mat", NS2D),
         ("fno-darcy", "darcy.mat", Darcy()),
@@ -408,7 +408,7 @@ def test_import_rejects_invalid_public_files(tmp_path: Path, capsys: pytest.Capt
     assert "boom" not in capsys.readouterr().out
 
 
-@pytest.mark.parametrize("kind", [row.name for row in KINDS])
+@pytest.mark.parametrize("kind", [row.name for row in FORMATS])
 def test_import_rejects_wrong_kind(tmp_path: Path, kind: str) -> None:
     sources = bad_sources(tmp_path)
     for source in ("flat.npy", "text.mat", "text.npz", "empty", "objects.npy", "nokey.mat"):

@@ -51,7 +51,7 @@ def outcomes(folder: Path, first: int, stop: int, module: str = "tests.data.fuzz
 
 def test_fuzz_reports_every_outcome(tmp_path: Path) -> None:
     """A few inputs of every kind; unmutated files must be read completely, or the counts would mean nothing."""
-    for kind, (name, make) in fuzz.KINDS.items():
+    for kind, (name, make) in fuzz.SEED_FILES.items():
         make(tmp_path / name)
         fuzz.use(tmp_path / name, kind)
         (tmp_path / name).unlink()

@@ -20,7 +20,7 @@ from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hn
 
-from sigmasolver.data.formats import KINDS, import_data, read_history
+from sigmasolver.data.formats import FORMATS, import_data, read_history
 from sigmasolver.data.store import open_store
 
 U = np.arange(2 * 3 * 4 * 5, dtype=np.float32).reshape(2, 3, 4, 5)
@@ -216,7 +216,7 @@ def test_import_arbitrary_arrays(
             save(source / f"{number}{suffix}", named_arrays if data.draw(st.integers(0, 3)) else named_arrays[1:])
     else:
         save(source, named_arrays)
-    kind = data.draw(st.none() | st.sampled_from([row.name for row in KINDS]))
+    kind = data.draw(st.none() | st.sampled_from([row.name for row in FORMATS]))
     try_import(source, root / "out", kind, names)
     if not folder:
         try:

@@ -13,7 +13,7 @@ import scipy.io
 import torch
 
 from sigmasolver.data import formats
-from sigmasolver.data.formats import Reading, import_data, open_data, opened
+from sigmasolver.data.formats import ReadOptions, import_data, open_data, opened
 from sigmasolver.data.formats.finite import without_bad
 from sigmasolver.data.split import Split
 from sigmasolver.data.store import open_store
@@ -35,8 +35,8 @@ def source(tmp_path, monkeypatch, request):
         return replace(foreign, frames=frames, split=Split((0, 3), (4,), (1, 2)))
 
     by_frame = request.param == "frames"
-    kind = formats.Kind("here", "a test", lambda path: path.suffix == ".npz", read, by_values=False)
-    monkeypatch.setattr(formats, "KINDS", (kind, *formats.KINDS))
+    kind = formats.Format("here", "a test", lambda path: path.suffix == ".npz", read, identified_by_values=False)
+    monkeypatch.setattr(formats, "FORMATS", (kind, *formats.FORMATS))
     return tmp_path / "waves.npz"
 
 
@@ -78,7 +78,7 @@ def test_skip_bad_keeps_published_split(source, tmp_path):
     with_nan = VALUES.copy()
     with_nan[3, 2, 1, 1] = np.nan
     np.savez(source, u=with_nan, v=VALUES)
-    imported = import_data(source, tmp_path / "store.h5", reading=Reading(skip_bad=True))
+    imported = import_data(source, tmp_path / "store.h5", options=ReadOptions(skip_bad=True))
     with open_data(tmp_path / "store.h5") as data:
         assert len(data) == imported.count == 4 and data.published_split == Split((0,), (3,), (1, 2))
         np.testing.assert_array_equal(data[3][..., 1], VALUES[4])
@@ -121,7 +121,7 @@ def test_open_data_reads_arrays_in_place(tmp_path, name):
     path = tmp_path / name
     ARRAYS[name](path)
     names = {"a.npy", "npy"} & {name} and ("u", "v")
-    with open_data(path, Reading(fields=names or None)) as data:
+    with open_data(path, ReadOptions(fields=names or None)) as data:
         assert data.path == path and data.header.layout.fields == ("u", "v")
         np.testing.assert_array_equal(data[:], BOTH)
         for key in ((1, slice(2, 5)), (4, slice(0, 7, 3), slice(None, None, 2)), (0, 6)):
@@ -136,7 +136,7 @@ def test_open_data_reads_arrays_in_place(tmp_path, name):
         cached = [note for note in data.notes if "in memory" in note]
         assert [CACHED[name] in note for note in cached] == [True] if name in CACHED else not cached
         assert any("read whole" in note for note in data.notes) == (name in ("a.npz", "npz"))
-        imported = import_data(path, tmp_path / "store.h5", reading=Reading(fields=names or None))
+        imported = import_data(path, tmp_path / "store.h5", options=ReadOptions(fields=names or None))
         assert not any("In-place" in note for note in imported.notes), "irrelevant for a store"
         with open_store(imported.path) as store:
             assert list(data.digests) == store.digests, "digests depend on the values alone"
@@ -167,7 +167,7 @@ def test_reading_axes_in_any_order(tmp_path, axes, suffix):
     else:
         with h5py.File(path, "w") as file:
             file["flow"] = transposed
-    with open_data(path, Reading(("u", "v"), axes=tuple(axes.split(",")))) as data:
+    with open_data(path, ReadOptions(("u", "v"), axes=tuple(axes.split(",")))) as data:
         np.testing.assert_array_equal(data[1, 2:6], BOTH[1, 2:6])
         np.testing.assert_array_equal(data[:], BOTH)
         history, future = Windows(data, (1,), WindowSpec(("u", "v"), ("v",), 2, 1))[3]
@@ -177,10 +177,10 @@ def test_reading_axes_in_any_order(tmp_path, axes, suffix):
 
 def test_open_data_single_and_steady_trajectories(tmp_path):
     np.save(tmp_path / "one.npy", VALUES[0])
-    with open_data(tmp_path / "one.npy", Reading(axes=("time", "x", "y"))) as data:
+    with open_data(tmp_path / "one.npy", ReadOptions(axes=("time", "x", "y"))) as data:
         np.testing.assert_array_equal(data[0, 2:4][..., 0], VALUES[0, 2:4])
     np.savez(tmp_path / "pair.npz", a=VALUES[:, 0], p=VALUES[:, 1])
-    with open_data(tmp_path / "pair.npz", Reading(steady=True)) as data:
+    with open_data(tmp_path / "pair.npz", ReadOptions(steady=True)) as data:
         assert data.shape == (5, 1, 6, 4, 2)
         np.testing.assert_array_equal(data[3, 0][..., 1], VALUES[3, 1])
 
@@ -189,15 +189,15 @@ def test_reading_options_apply_in_place(tmp_path):
     solid = np.zeros_like(VALUES)
     solid[:, :, 2:4, 1:3] = 1
     np.savez(tmp_path / "a.npz", u=np.where(solid == 1, np.nan, VALUES), solid=solid)
-    reading = Reading(boundary=("periodic", "wall"), dt=0.5, units=("m/s", "1"), mask="solid")
-    with open_data(tmp_path / "a.npz", reading) as data:
+    options = ReadOptions(boundary=("periodic", "wall"), dt=0.5, units=("m/s", "1"), mask="solid")
+    with open_data(tmp_path / "a.npz", options) as data:
         assert data.header.layout.boundary == ("periodic", "wall") and data.header.layout.times[1] == 0.5
         assert data.header.layout.units == ("m/s", "1") and data.header.parameters["mask"] == "solid"
         np.testing.assert_array_equal(data[1, 3][..., 0], np.where(solid[1, 3] == 1, 0, VALUES[1, 3]))
         history, _ = Windows(data, (1,), WindowSpec(("u",), ("u",), 1, 1))[3]
         np.testing.assert_array_equal(history[..., 0], np.where(solid[1, 3:4] == 1, 0, VALUES[1, 3:4]))
         assert data.header.parameters["reading"]["boundary"] == ["periodic", "wall"]
-        explicit = replace(reading, fields=("u", "solid"), steady=False)
+        explicit = replace(options, fields=("u", "solid"), steady=False)
         assert opened(tmp_path / "a.npz", explicit, "arrays").fingerprint == data.fingerprint
 
 
@@ -266,7 +266,7 @@ def test_open_data_reads_factformer_in_place(tmp_path):
             np.testing.assert_array_equal(data[1, 1:3], box[1, 1:3])
 
 
-def test_guess_kind_smoke_requires_its_arrays(tmp_path):
+def test_guess_format_smoke_requires_its_arrays(tmp_path):
     _write_folder(
         tmp_path / "own", lambda stem, u, v: np.savez(stem.with_name(stem.name.replace("run", "smoke_")), u=u, v=v)
     )

@@ -207,7 +207,9 @@ def test_noise_does_not_change_the_mask():
 
 
 def test_masked_metrics_equal_plain_metrics_over_the_fluid():
-    windows = Windows(Memory(flows(True)), range(4), WindowSpec((*FIELDS, "solid"), FIELDS, 2, 3, starts=1))
+    windows = Windows(
+        Memory(flows(True)), range(4), WindowSpec((*FIELDS, "solid"), FIELDS, 2, 3, windows_per_trajectory=1)
+    )
     forecast, persistence = measure(forecaster(), windows, Request(batch=3), World())
     history, future = windows.batch(range(4))
     frames = rollout(forecaster(), history, 3).frames

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from sigmasolver.data import isolated
-from sigmasolver.data.formats import guess_kind, import_data, open_data
+from sigmasolver.data.formats import guess_format, import_data, open_data
 from sigmasolver.data.formats.netcdf_zarr_write import write_netcdf, write_zarr
 from sigmasolver.data.header import Header
 from sigmasolver.data.split import Split
@@ -300,11 +300,11 @@ def test_missing_xarray_names_the_extra(tmp_path: Path, monkeypatch: pytest.Monk
     monkeypatch.setattr(isolated, "_process", None)
 
 
-def test_guess_kind_netcdf_and_zarr(tmp_path: Path) -> None:
+def test_guess_format_netcdf_and_zarr(tmp_path: Path) -> None:
     write_zarr(tmp_path / "some.folder", VALUES, HEADER)
-    assert guess_kind(tmp_path / "some.folder").name == "zarr"
+    assert guess_format(tmp_path / "some.folder").name == "zarr"
     write_netcdf(tmp_path / "a.nc", VALUES, HEADER)
-    assert guess_kind(tmp_path / "a.nc").name == "netcdf"
+    assert guess_format(tmp_path / "a.nc").name == "netcdf"
     shutil.rmtree(tmp_path / "some.folder")
 
 

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from sigmasolver.data.header import Header
 from sigmasolver.data.layout import Layout
-from sigmasolver.data.normalise import KINDS, Normaliser, TimeScale, fit, fit_trajectories
+from sigmasolver.data.normalise import NORMALISERS, Normaliser, TimeScale, fit, fit_trajectories
 from sigmasolver.data.split import split
 from sigmasolver.data.windows import Windows, WindowSpec
 from sigmasolver.forecast import Forecaster
@@ -85,7 +85,7 @@ DEFINITIONS |= dict.fromkeys(
 
 
 @pytest.mark.parametrize("grid", [(7,), (4, 6), (2, 4, 2)])
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", NORMALISERS)
 def test_fit_statistics_equal_their_definition(kind: str, grid: tuple[int, ...]):
     data = flow(5, grid=grid)
     normaliser = fit_trajectories(kind, FIELDS, tensors(data))
@@ -146,7 +146,7 @@ def test_fit_trajectory_shares_statistics_between_velocities():
 # --- training trajectories only
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", NORMALISERS)
 def test_fit_ignores_validation_and_test_trajectories(kind: str):
     data = flow(10)
     parts = split(10, 8, 2, validation=2)
@@ -222,7 +222,7 @@ def test_fit_field_constant_per_trajectory_is_not_constant():
 
 
 @settings(deadline=None, max_examples=40)
-@given(kind=st.sampled_from(list(KINDS)), seed=st.integers(0, 99), dtype=st.sampled_from(["float32", "float64"]))
+@given(kind=st.sampled_from(list(NORMALISERS)), seed=st.integers(0, 99), dtype=st.sampled_from(["float32", "float64"]))
 def test_decode_inverts_encode_to_round_off(kind: str, seed: int, dtype: str):
     data = flow(3, seed=seed)
     normaliser = fit_trajectories(kind, FIELDS, tensors(data))
@@ -293,7 +293,7 @@ def test_gradients_after_encode_in_inference_mode():
 # --- saved and loaded
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", NORMALISERS)
 def test_normaliser_json_round_trip_is_exact(kind: str):
     data = flow(3)
     data[..., 2] = 1

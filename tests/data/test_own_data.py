@@ -1,4 +1,4 @@
-"""Import of a user's own arrays: every supported file assert_stored in the store with identical values."""
+"""Import of a user's own arrays: every supported file is stored with identical values."""
 
 from __future__ import annotations
 

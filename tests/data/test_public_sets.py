@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 
-from sigmasolver.data.formats import guess_kind, import_data, open_data, read_history
+from sigmasolver.data.formats import guess_format, import_data, open_data, read_history
 from sigmasolver.data.formats.the_well import read_stats
 from sigmasolver.data.layout import Layout
 from sigmasolver.data.normalise import fit
@@ -32,7 +32,7 @@ LAYOUT = Layout(
 
 def assert_reads_as(source: Path, out: Path, kind: str, expected: np.ndarray) -> None:
     """Reading in place and importing both give the expected values."""
-    assert guess_kind(source).name == kind
+    assert guess_format(source).name == kind
     import_data(source, out)
     with open_data(source) as in_place, open_store(out) as imported:
         assert in_place.header.difference(imported.header) is None
@@ -56,7 +56,7 @@ def test_the_well(tmp_path: Path) -> None:
         np.testing.assert_allclose(stats["mean"]["density"], FLOW[:6, ..., 0].mean(dtype=np.float64))
         np.testing.assert_allclose(stats["std"]["velocity"], FLOW[:6, ..., 1:].astype(np.float64).std((0, 1, 2, 3)))
         assert parameters["attributes"]["data set"]["grid_type"] == "cartesian"
-    assert guess_kind(tmp_path / "shear" / "data" / "test" / "shear_test.hdf5").name == "the-well"
+    assert guess_format(tmp_path / "shear" / "data" / "test" / "shear_test.hdf5").name == "the-well"
 
 
 def test_the_well_broadcasts_constant_fields(tmp_path: Path) -> None:

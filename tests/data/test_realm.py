@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from sigmasolver.data.formats import guess_kind, import_data, open_data, realm
+from sigmasolver.data.formats import guess_format, import_data, open_data, realm
 from sigmasolver.data.split import Split
 from sigmasolver.recipes import recipe_of
 from sigmasolver.simulate.fixtures.realm import GROUPS, write_realm
@@ -85,7 +85,7 @@ def test_write_realm_is_reproducible_from_seed(original, tmp_path):
 
 
 def test_open_data_fields_split_and_times(original):
-    assert guess_kind(original).name == guess_kind(original / "data").name == "realm"
+    assert guess_format(original).name == guess_format(original / "data").name == "realm"
     with open_data(original) as data:
         layout = data.header.layout
         assert layout.fields == TASKS["ignit-hit"].targets and data.shape == (7, 30, *GRID, 12)

@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sigmasolver.data import formats
-from sigmasolver.data.formats import guess_kind, hdf5, import_data, open_data, realpdebench
+from sigmasolver.data.formats import guess_format, hdf5, import_data, open_data, realpdebench
 from sigmasolver.data.normalise import fit
 from sigmasolver.data.split import PARTS, WindowLists
 from sigmasolver.data.windows import Windows, WindowSpec
@@ -91,13 +91,13 @@ def test_arrow_and_hdf5_have_same_trajectories_and_parameters(root, task):
                 assert np.unique(values[..., measured + channel]).tolist() == [np.float32(parameters[channel])], name
 
 
-def test_guess_kind_of_parent_folder_lists_scenarios(root, fsi):
+def test_guess_format_of_parent_folder_lists_scenarios(root, fsi):
     with pytest.raises(ValueError, match=r"is not a data set but contains some; choose one of them: ") as error:
-        guess_kind(root)
+        guess_format(root)
     for task in TASKS:
         assert f"{scenario_folder(root, task)} (realpdebench)" in str(error.value)
     with pytest.raises(ValueError) as error:
-        guess_kind(fsi.parent)
+        guess_format(fsi.parent)
     assert str(error.value) == (
         f"{fsi.parent} is not a data set but contains some; choose one of them: {fsi} (realpdebench)."
     )
@@ -126,7 +126,7 @@ def test_fixture_unseen_parameters_are_extreme_or_in_between(root, task):
 @pytest.mark.parametrize("task", TASKS)
 def test_numerical_branch_is_read_by_its_folder(root, task):
     folder = scenario_folder(root, task)
-    assert guess_kind(folder).name == "realpdebench"
+    assert guess_format(folder).name == "realpdebench"
     with open_data(folder / "hf_dataset" / "numerical") as shards, open_data(folder / "numerical") as files:
         np.testing.assert_array_equal(shards[:], files[:])
         assert shards.header.parameters["branch"] == "numerical" and "pressure" in shards.header.layout.fields
@@ -188,7 +188,7 @@ def test_published_windows_with_longer_horizon_keep_starts_that_fit(root):
         with pytest.raises(ValueError, match="A window needs 120 frames, but all"):
             recipe.windows_of(data, "test", recipe.evaluation_window_spec(100))
         with pytest.raises(ValueError, match="lists its windows explicitly"):
-            recipe.windows_of(data, "train", replace(recipe.training_window_spec(), starts=2))
+            recipe.windows_of(data, "train", replace(recipe.training_window_spec(), windows_per_trajectory=2))
 
 
 @settings(max_examples=50, deadline=None)

@@ -113,7 +113,11 @@ def test_damaged_values_are_refused_by_every_reader(tmp_path: Path) -> None:
     with open_store(path) as reader:
         intact, damaged = Windows(reader, [0, 2], SPEC), Windows(reader, [0, 1], SPEC)
         assert len(intact.batch(range(len(intact)))[0]) == len(intact) and intact.resident("cpu") is not None
-        for read in (lambda: damaged[damaged.starts], lambda: damaged.resident("cpu"), lambda: list(damaged.each())):
+        for read in (
+            lambda: damaged[damaged.windows_per_trajectory],
+            lambda: damaged.resident("cpu"),
+            lambda: list(damaged.each()),
+        ):
             with pytest.raises(StoreError, match=r"a\.h5 is corrupt in trajectory 1: ") as caught:
                 read()
             assert one_sentence(caught.value)
@@ -132,7 +136,7 @@ def test_store_reader_verifies_a_trajectory_once(tmp_path: Path) -> None:
     with Counting(store(tmp_path / "a.h5", values(3))) as reader:
         windows = Windows(reader, range(3), SPEC)
         for _ in range(2):
-            windows.batch([*range(windows.starts), 2 * windows.starts])
+            windows.batch([*range(windows.windows_per_trajectory), 2 * windows.windows_per_trajectory])
         assert compared == [0, 2]
         list(windows.each())  # full reads verify on the way
         windows.batch(range(len(windows)))

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from sigmasolver.data.formats import guess_kind, import_data, open_data
+from sigmasolver.data.formats import guess_format, import_data, open_data
 from sigmasolver.data.formats.vtk_image import open_image
 from sigmasolver.data.split import Split
 from sigmasolver.data.store import open_store
@@ -84,7 +84,7 @@ VALUES = WAVES.simulate(0, range(3)).numpy()
 
 def test_series_in_place_equals_import(tmp_path: Path) -> None:
     write_series(tmp_path / "runs", VALUES, WAVES.layout)
-    assert guess_kind(tmp_path / "runs").name == "vtk"
+    assert guess_format(tmp_path / "runs").name == "vtk"
     import_data(tmp_path / "runs", tmp_path / "store.h5")
     with open_data(tmp_path / "runs") as in_place, open_store(tmp_path / "store.h5") as store:
         assert in_place.header.difference(store.header) is None

@@ -81,11 +81,11 @@ def test_windows_per_trajectory_match_the_paper(task: str, frames: int, subsampl
     row = TASKS[task]
     fields = tuple(dict.fromkeys((*row.inputs, *row.targets)))
     grid = (row.space_stride * 2,) * len(row.grid)
-    thinning = {"time_stride": row.time_stride, "space_stride": row.space_stride}
-    spec = WindowSpec(row.inputs, row.targets, row.history, row.horizon, row.starts, steady=row.steady, **thinning)
+    strides = {"time_stride": row.time_stride, "space_stride": row.space_stride}
+    spec = WindowSpec(row.inputs, row.targets, row.history, row.horizon, row.starts, steady=row.steady, **strides)
     head = header(frames, grid, fields)
     windows = Windows(Memory(head, values(3, head)), (0, 2), spec)
-    assert windows.starts == per_trajectory and len(windows) == 2 * per_trajectory
+    assert windows.windows_per_trajectory == per_trajectory and len(windows) == 2 * per_trajectory
     assert len(windows.times) == subsampled
     history, future = windows[0]
     assert history.shape == (row.history, *windows.grid, len(row.inputs))
@@ -96,7 +96,7 @@ def test_kolmogorov_has_13400_training_windows_and_400_in_the_figure(tmp_path: P
     head = header(320, (2, 2), ("vorticity",))
     reader = store(tmp_path / "kf.h5", values(120, head), head)
     names = ("vorticity",)
-    spec = WindowSpec(names, names, 10, 16, starts=134, time_stride=2, space_stride=2)
+    spec = WindowSpec(names, names, 10, 16, windows_per_trajectory=134, time_stride=2, space_stride=2)
     parts = split(len(reader), 100, 20, validation=0, digests=reader.digests)
     train = Windows(reader, parts.train, spec)
     rows = train.rows()
@@ -105,7 +105,7 @@ def test_kolmogorov_has_13400_training_windows_and_400_in_the_figure(tmp_path: P
     assert rows[133] == Row(0, 266, 286, 316) and rows[134] == Row(1, 0, 20, 50) and rows[-1] == Row(99, 266, 286, 316)
     every = WindowSpec(names, names, 10, 16, time_stride=2, space_stride=2)
     assert Windows(reader, (0,), every).rows()[-1] == Row(0, 268, 288, 318)
-    sparse = WindowSpec(names, names, 10, 16, starts=20, stride=7, time_stride=2, space_stride=2)
+    sparse = WindowSpec(names, names, 10, 16, windows_per_trajectory=20, stride=7, time_stride=2, space_stride=2)
     assert len(Windows(reader, parts.test, sparse)) == 400
 
 
@@ -136,7 +136,7 @@ def cases(draw: st.DrawFn) -> tuple[WindowSpec, Header, tuple[int, ...]]:
     grid = tuple(space * n for n in draw(st.lists(st.integers(1, 3), min_size=1, max_size=3)))
     frames = time * (history + horizon) + draw(st.integers(0, 6))
     spec = WindowSpec(inputs, targets, history, horizon, None, stride, time, space, steady)
-    spec = replace(spec, starts=draw(st.none() | st.integers(1, spec.starts_in(frames))))
+    spec = replace(spec, windows_per_trajectory=draw(st.none() | st.integers(1, spec.count_in(frames))))
     trajectories = draw(st.lists(st.integers(0, 3), min_size=1, unique=True).map(tuple))
     return spec, header(frames, grid, dtype=draw(st.sampled_from(["float32", "float16"]))), trajectories
 
@@ -153,7 +153,7 @@ def test_windows_equal_slices_of_a_store_and_resident_windows(case, tmp_path_fac
         expected = [
             plain(data, spec, trajectory, start * spec.stride)
             for trajectory in trajectories
-            for start in range(windows.starts)
+            for start in range(windows.windows_per_trajectory)
         ]
         assert len(windows) == len(resident) == len(windows.rows()) == len(expected)
         order = [*reversed(range(len(windows))), -1, 0]
@@ -452,7 +452,7 @@ SPEC = WindowSpec(("u",), ("u",), 1, 1)
 TOO_LONG = "A window needs {} frames, but 10 stored frames with time_stride {} leave {}; shorten history or horizon."
 TOO_MANY = "starts is 6 windows per trajectory, but only 5 fit into 10 frames."
 NOT_PERIODIC = (
-    "space_stride 4 does not divide the 6 points of the periodic axis x, so the thinned grid would not be periodic; "
+    "space_stride 4 does not divide the 6 points of the periodic axis x, so the subsampled grid would not be periodic; "
     "choose a divisor."
 )
 LISTED_TWICE = "A trajectory to take windows from is listed twice; list each only once."
@@ -463,7 +463,7 @@ LISTED_TWICE = "A trajectory to take windows from is listed twice; list each onl
     [
         ((0,), replace(SPEC, history=6, horizon=5), TOO_LONG.format(11, 1, 10)),
         ((0,), replace(SPEC, history=2, horizon=2, time_stride=4), TOO_LONG.format(4, 4, 3)),
-        ((0,), replace(SPEC, starts=6, stride=2), TOO_MANY),
+        ((0,), replace(SPEC, windows_per_trajectory=6, stride=2), TOO_MANY),
         ((0,), replace(SPEC, targets=("pp",)), 'Unknown field "pp"; did you mean p?'),
         ((0,), replace(SPEC, space_stride=4), NOT_PERIODIC),
         ((0,), replace(SPEC, space_stride=7), "space_stride 7 exceeds the 6 points of axis x."),

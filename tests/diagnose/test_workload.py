@@ -90,7 +90,7 @@ def test_efficiency_workload_of_kf2d(model):
     task, train = recipe.task, recipe.train
     assert (task.train, task.grid, task.space_stride, task.time_stride) == (100, (128, 128), 2, 2)
     assert source.header.shape == (160, 128, 128, 1) and task.normaliser == "temporal"
-    assert (windows.starts, len(windows), plan.per_epoch) == (134, 13_400, 6_700)
+    assert (windows.windows_per_trajectory, len(windows), plan.per_epoch) == (134, 13_400, 6_700)
     assert (windows.spec.history, windows.spec.horizon) == (10, 4)  # four supervised frames, one call
     assert (train.objective, train.accumulate, task.block) == ("direct", False, 4)
     assert (train.batch, train.lr, train.weight_decay, train.loss) == (2, 5e-4, 1e-4, "relative_l2")

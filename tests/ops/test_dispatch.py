@@ -28,7 +28,7 @@ def interpreted(monkeypatch):
 def test_explain_on_a_cpu_lists_plain_definitions():
     decisions = explain(lambda: build_model("transolver-sigma", width=16, **SIZES)(torch.zeros(1, 6, 5, 1)))
     assert {operation for operation, _ in decisions} >= {"lift", "context", "fourier", "slices", "mixing", "readout"}
-    assert ("inner width", "as it is: the tensor is not on a GPU") in decisions
+    assert ("inner width", "unpadded: the tensor is not on a GPU") in decisions
     plain = {decision for operation, decision in decisions if operation != "inner width"}
     assert plain == {"plain: the tensor is not on a GPU"}
     assert dispatch._decisions is None
@@ -68,23 +68,23 @@ def test_attention_uses_torch_except_inside_a_function_transform(name):
     """Compiled into one graph too, with the decisions of the eager model except for their reasons."""
     model, x = build_model(name, width=16, **SIZES | {"grid": (8, 8)}), torch.zeros(1, 8, 8, 1)
     eager = explain(lambda: model(x))
-    assert eager.count(("attention", "torch's fused call")) == 1
+    assert eager.count(("attention", "scaled_dot_product_attention")) == 1
     compiled = torch.compile(model, backend="eager", fullgraph=True)
     traced = explain(lambda: compiled(x))
     assert [operation for operation, _ in traced] == [operation for operation, _ in eager]
-    assert traced.count(("attention", "torch's fused call")) == 1
+    assert traced.count(("attention", "scaled_dot_product_attention")) == 1
     inside = explain(lambda: torch.func.jvp(model, (x,), (x,)))
     assert [decision for operation, decision in inside if operation == "attention"] == [
-        "written out: a function transform is active"
+        "explicit products: a function transform is active"
     ]
 
 
 @pytest.mark.parametrize(
     ("device", "inner", "decision"),
     [
-        ("cpu", 21, "as it is: the tensor is not on a GPU"),
+        ("cpu", 21, "unpadded: the tensor is not on a GPU"),
         ("cuda", 21, "padded"),
-        ("cuda", 32, "as it is: 32 is a multiple of 16"),
+        ("cuda", 32, "unpadded: 32 is a multiple of 16"),
     ],
 )
 def test_swiglu_pads_the_inner_width_on_a_gpu(device, inner, decision):

@@ -135,14 +135,14 @@ def test_official_factformer_trains_with_pushforward(task, calls, after, every, 
     recipe = RECIPES[f"{task}-factformer-official"]
     assert [recipe.train.calls_at(after + step) for step in (-1, 0, 1, every)] == [1, calls, 1, calls]
     seen = windows(recipe, recipe.task.train + recipe.task.test)
-    assert seen.starts == starts and recipe.training_window_spec().horizon == calls * recipe.task.block
+    assert seen.windows_per_trajectory == starts and recipe.training_window_spec().horizon == calls * recipe.task.block
     assert StepPlan(recipe, seen).steps > after
     assert RECIPES["darcy-factformer-official"].train.derivative == 0
 
 
 def test_official_ffno_trains_on_all_pairs_and_is_evaluated_on_the_same_frames():
     markov, paper = RECIPES["ns2d-ffno-official"], RECIPES["ns2d"]
-    assert markov.training_window_spec().starts_in(20) == 19
+    assert markov.training_window_spec().count_in(20) == 19
     header = Header(simulator_of("ns2d").layout, "test", {})
     futures = [
         [(row.future, row.last) for row in Windows(Memory(header, np.empty((1, 0))), (0,), spec).rows()]
@@ -262,7 +262,7 @@ def test_steps_of_the_published_trainings(name, starts, per_epoch, steps):
     recipe = suite_of("main")[f"{name}-transolver-sigma-42"]
     seen = windows(recipe, recipe.task.train + recipe.task.test)
     plan = StepPlan(recipe, seen)
-    assert (seen.starts, plan.per_epoch, plan.steps) == (starts, per_epoch, steps)
+    assert (seen.windows_per_trajectory, plan.per_epoch, plan.steps) == (starts, per_epoch, steps)
     # An epoch takes every window once, or every trajectory once at a random start.
     epoch = torch.cat([plan.members(per_epoch + step) for step in range(per_epoch)])
     members = epoch // starts if recipe.train.one_start else epoch

@@ -55,13 +55,13 @@ def test_headline_ranks_diverged_models_last():
     assert "at lead 10, Physolver with" in summary and "Transolver-σ no longer beats it" in summary
 
 
-def test_study_of_selects_lowest_seed_initially_and_keeps_all_films():
+def test_study_of_selects_lowest_seed_initially_and_keeps_all_animations():
     map_rows, arrays = maps_of("transolver-sigma", shift=0.5)
     run = next(iter(arrays))
     other_seed = [{**row, "seed": 41, "run": "other"} for row in map_rows]
     rows = [*errors("ns2d", "transolver-sigma"), *errors("ns2d", "transolver-sigma", seed=41, run="other")]
     study = study_of([*rows, *map_rows, *other_seed], {"maps": {**arrays, "other": arrays[run]}})
-    assert study.shown == ("Transolver-σ, seed 41",) and len(study.films[0].forecasts) == 2
+    assert study.shown == ("Transolver-σ, seed 41",) and len(study.animations[0].forecasts) == 2
 
 
 def with_persistence(rows, *values):
@@ -195,40 +195,41 @@ def test_slice_cards_name_models_without_slices():
     assert "not shown" not in all_sliced.cards[0].caption
 
 
-def test_films_contain_all_runs_with_the_same_cases():
+def test_animations_contain_all_runs_with_the_same_cases():
     sigma_rows, sigma_arrays = maps_of("transolver-sigma", shift=0.5)
     physolver_rows, physolver_arrays = maps_of("physolver", shift=1.0)
     rows = [*errors("ns2d", "transolver-sigma"), *errors("ns2d", "physolver"), *sigma_rows, *physolver_rows]
-    (film,) = study_of(rows, {"maps": {**sigma_arrays, **physolver_arrays}}).films
-    assert film.leads == (1, 5, 10) and film.case == "3" and len(film.forecasts) == 2
-    for forecast, shift in zip(film.forecasts.values(), (0.5, 1.0), strict=True):
-        np.testing.assert_allclose(forecast - film.truth, shift, rtol=1e-6)
+    (animation,) = study_of(rows, {"maps": {**sigma_arrays, **physolver_arrays}}).animations
+    assert animation.leads == (1, 5, 10) and animation.case == "3" and len(animation.forecasts) == 2
+    for forecast, shift in zip(animation.forecasts.values(), (0.5, 1.0), strict=True):
+        np.testing.assert_allclose(forecast - animation.truth, shift, rtol=1e-6)
     other = {run: {**run_arrays, "leads": run_arrays["leads"] + 1} for run, run_arrays in physolver_arrays.items()}
-    (alone,) = study_of(rows, {"maps": {**sigma_arrays, **other}}).films
+    (alone,) = study_of(rows, {"maps": {**sigma_arrays, **other}}).animations
     assert len(alone.forecasts) == 1
 
 
-def test_films_use_the_common_leads_of_all_runs():
+def test_animations_use_the_common_leads_of_all_runs():
     rows = [*errors("ns2d", "transolver-sigma"), *errors("ns2d", "physolver")]
     many_leads, first = made.maps("ns2d", "transolver-sigma", grid=(6, 5), leads=tuple(range(1, 11)), cases=1)
     few_leads, second = made.maps("ns2d", "physolver", grid=(6, 5), leads=(1, 3, 5, 8, 10), cases=1)
     arrays = {"ns2d-transolver-sigma-42": first, "ns2d-physolver-42": second}
-    (film,) = study_of([*rows, *many_leads, *few_leads], {"maps": arrays}).films
-    assert film.leads == (1, 3, 5, 8, 10) and len(film.forecasts) == 2
-    np.testing.assert_array_equal(film.forecasts["Transolver-σ"], first["forecast"][0, [0, 2, 4, 7, 9], ..., 0])
-    np.testing.assert_array_equal(film.forecasts["Physolver"], second["forecast"][0, ..., 0])
+    (animation,) = study_of([*rows, *many_leads, *few_leads], {"maps": arrays}).animations
+    assert animation.leads == (1, 3, 5, 8, 10) and len(animation.forecasts) == 2
+    np.testing.assert_array_equal(animation.forecasts["Transolver-σ"], first["forecast"][0, [0, 2, 4, 7, 9], ..., 0])
+    np.testing.assert_array_equal(animation.forecasts["Physolver"], second["forecast"][0, ..., 0])
 
 
-def test_films_over_the_size_budget_drop_leads_then_cases_then_fields(monkeypatch):
+def test_animations_over_the_size_budget_drop_leads_then_cases_then_fields(monkeypatch):
     rows, fields = errors("ns2d", "physolver"), ("u", "v")
     map_rows, arrays = made.maps("ns2d", "physolver", grid=(8, 8), leads=tuple(range(1, 11)), fields=fields, cases=4)
     frame = 3 * 64  # truth, forecast and error
 
     def shape(points):
         monkeypatch.setattr(assemble, "MAX_POINTS", points)
-        films = study_of([*rows, *map_rows], {"maps": {"ns2d-physolver-42": arrays}}).films
-        assert len({film.leads for film in films}) == 1 and films[0].leads[0] == 1 and films[0].leads[-1] == 10
-        return len(films[0].leads), len({film.case for film in films}), len({film.field for film in films})
+        animations = study_of([*rows, *map_rows], {"maps": {"ns2d-physolver-42": arrays}}).animations
+        (leads,) = {animation.leads for animation in animations}
+        assert leads[0] == 1 and leads[-1] == 10
+        return len(leads), len({each.case for each in animations}), len({each.field for each in animations})
 
     assert shape(10 * 4 * 2 * frame) == (10, 4, 2)
     assert shape(7 * 4 * 2 * frame) == (7, 4, 2)
@@ -250,7 +251,7 @@ def test_page_size_stays_below_15_megabytes(noisy):
         rows += [*errors("ns2d", model), *map_rows]
         map_arrays[f"ns2d-{model}-42"] = arrays
     study = study_of(rows, {"maps": map_arrays})
-    assert len(study.films) == 6 and all(film.leads == leads for film in study.films)
+    assert len(study.animations) == 6 and all(animation.leads == leads for animation in study.animations)
     assert len(render(study)) < 15e6
 
 
@@ -272,13 +273,13 @@ def test_components_card_states_lower_estimates():
     assert card.title == "How errors grow at each scale" and "lower estimates: it is no guarantee" in card.caption
 
 
-def test_films_of_a_volume_show_the_middle_planes():
+def test_animations_of_a_volume_show_the_middle_planes():
     rows, arrays = maps_of("transolver-sigma", axes=3)
-    films = study_of([*errors("ns2d", "transolver-sigma"), *rows], {"maps": arrays}).films
+    animations = study_of([*errors("ns2d", "transolver-sigma"), *rows], {"maps": arrays}).animations
     truth = next(iter(arrays.values()))["truth"][0, ..., 0]
-    assert [film.plane for film in films] == ["middle x", "middle y", "middle z"]
-    np.testing.assert_array_equal(films[1].truth, truth[:, :, 2])
-    assert [[axis.name for axis in film.axes] for film in films] == [["y", "z"], ["x", "z"], ["x", "y"]]
+    assert [animation.plane for animation in animations] == ["middle x", "middle y", "middle z"]
+    np.testing.assert_array_equal(animations[1].truth, truth[:, :, 2])
+    assert [[axis.name for axis in animation.axes] for animation in animations] == [["y", "z"], ["x", "z"], ["x", "y"]]
 
 
 def test_study_of_uses_dimensions_for_times_units_and_axes():
@@ -288,11 +289,14 @@ def test_study_of_uses_dimensions_for_times_units_and_axes():
     study = study_of(rows, {"maps": arrays}, dimensions=dimensions)
     assert "At lead 1 (0.5 s) and at lead 10 (5 s), Transolver-σ is best" in study.summary
     assert study.table.columns[2:5] == ("lead 1, 0.5 s (%)", "lead 5, 2.5 s (%)", "lead 10, 5 s (%)")
-    (film,) = study.films
-    assert film.unit == "1/s" and film.axes == (Axis("x", 0.5, "m"), Axis("y", 0.5, "m"))  # 3 / 6 and 2 / (5 - 1)
+    (animation,) = study.animations
+    assert animation.unit == "1/s" and animation.axes == (
+        Axis("x", 0.5, "m"),
+        Axis("y", 0.5, "m"),
+    )  # 3 / 6 and 2 / (5 - 1)
     numbered = study_of(rows, {"maps": arrays}, dimensions=Dimensions(step=1.0))
     assert "At lead 1 and at lead 10, Transolver-σ" in numbered.summary  # a time equal to the lead is omitted
-    assert numbered.films[0].axes == (Axis("x"), Axis("y"))
+    assert numbered.animations[0].axes == (Axis("x"), Axis("y"))
 
 
 def test_study_of_rejects_several_tasks():

@@ -37,7 +37,7 @@ def study(models=MODELS, points=64, leads=(1, 4, 8, 12, 16), **overrides):
         ),
         "table": Table(("model", "lead 1 (%)"), rows, frozenset({(0, 1)})),
         "facts": (("commit", "acc511d"), ("seed", "0")),
-        "films": (Maps("vorticity", leads, truth, {model: truth + 0.1 for model in models}),),
+        "animations": (Maps("vorticity", leads, truth, {model: truth + 0.1 for model in models}),),
     }
     return Study(**{**defaults, **overrides})
 
@@ -77,7 +77,9 @@ def test_render_escapes_markup_in_names():
         title=nasty,
         summary=nasty,
         table=Table((nasty,), ((nasty,),), frozenset({(0, 0)}), caption=nasty),
-        films=(Maps(nasty, (1,), np.eye(3)[None], {nasty: np.eye(3)[None]}, nasty, nasty, nasty, (Axis(nasty),) * 2),),
+        animations=(
+            Maps(nasty, (1,), np.eye(3)[None], {nasty: np.eye(3)[None]}, nasty, nasty, nasty, (Axis(nasty),) * 2),
+        ),
         cards=(Card(nasty, nasty, nasty, nasty, b"<svg/>", 7.2, nasty),),
         sample=nasty,
         dimensions=Dimensions(0.5, nasty, units={nasty: nasty}),
@@ -91,8 +93,8 @@ def test_render_escapes_markup_in_names():
     assert not any("onload" in attributes for _, attributes, _ in elements.elements)
     assert [text for _, text in elements.all("h1")] == [nasty]
     assert [text for _, text in elements.all("strong", "dd")] == [nasty, nasty]
-    (reel,) = [attributes["data-film"] for attributes, _ in elements.all("div") if "data-film" in attributes]
-    assert [json.loads(reel)[name] for name in ("case", "field", "unit", "plane")] == [nasty] * 4
+    (facts,) = [attributes["data-animation"] for attributes, _ in elements.all("div") if "data-animation" in attributes]
+    assert [json.loads(facts)[name] for name in ("case", "field", "unit", "plane")] == [nasty] * 4
     assert {a["data-model"] for a, _ in elements.all("img") if "data-model" in a} == {nasty}
     (card,) = [attributes for attributes, _ in elements.all("section") if "data-name" in attributes]
     assert card["data-name"] == card["data-sample"] == nasty
@@ -137,7 +139,7 @@ def test_page_accessibility_attributes():
 def test_legend_shows_the_last_lead_and_table_all_numbers():
     leads = (1, 2, 3)
     curves = (Curve("a", leads, (0.01, 0.02, 0.0345)), Curve("b", leads, (0.1, float("nan"), float("nan"))))
-    elements = Elements(render(study(curves=curves, films=(), facts=(), table=Table(("model",), ()))))
+    elements = Elements(render(study(curves=curves, animations=(), facts=(), table=Table(("model",), ()))))
     assert [text for _, text in elements.all("data")] == ["3.45", "not finite"]
     assert [text for _, text in elements.all("output")] == ["3"]
     labels = [attributes["data-label"] for attributes, _ in elements.all("td")]

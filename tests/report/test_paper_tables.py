@@ -1,4 +1,4 @@
-"""Tables of the paper with measured rows beside the published ones."""
+"""Tables of the paper with measured rows next to the published ones."""
 
 import pytest
 

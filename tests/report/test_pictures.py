@@ -14,11 +14,11 @@ from sigmasolver.report.pictures import (
     NOT_FINITE,
     Scale,
     blown_up,
+    encode_animation,
     error_levels,
     error_limit,
     error_scale,
     field_scale,
-    film,
 )
 from sigmasolver.report.study import Maps
 
@@ -54,10 +54,10 @@ def test_scale_levels_quantization_error():
     assert np.abs(levels / 254 * 8 - 3 - values).max() <= 4 / 254 + 1e-12
 
 
-def test_film_orientation_first_axis_right_last_axis_up():
+def test_animation_orientation_first_axis_right_last_axis_up():
     field = np.zeros((1, 5, 4))
     field[0, 4, 3] = 1.0
-    pixels = decode(film(Maps("u", (1,), field, {})).truth)
+    pixels = decode(encode_animation(Maps("u", (1,), field, {})).truth)
     assert pixels.shape == (4, 5) and pixels[0, -1] == 254 and (pixels == 0).sum() == 19
 
 
@@ -119,12 +119,12 @@ def test_blown_up_agrees_with_the_blow_up_metric():
     assert blown_up(np.array([[1.0, 2.0]]), partly).tolist() == [False]
 
 
-def test_film_encodes_truth_forecast_error_and_relative_error():
+def test_animation_encodes_truth_forecast_error_and_relative_error():
     truth = np.zeros((2, 4, 4))
     truth[:, 0, 0], truth[:, 1, 0] = 3.0, -4.0  # norm 5
     forecast = truth.copy()
     forecast[1, 2, 2] = 0.5  # an error of norm 0.5, a tenth
-    shown = film(Maps("vorticity", (1, 9), truth, {"sigma": forecast}))
+    shown = encode_animation(Maps("vorticity", (1, 9), truth, {"sigma": forecast}))
     (strip,) = shown.strips
     assert strip.model == "sigma" and strip.notes == ("0.00 %", "10.0 %")
     levels = frames(shown.truth, 2)
@@ -135,13 +135,13 @@ def test_film_encodes_truth_forecast_error_and_relative_error():
 
 
 @pytest.mark.parametrize("size", [1e-6, 1.0, 3e4])
-def test_film_error_quantization_is_independent_of_other_leads(size):
+def test_animation_error_quantization_is_independent_of_other_leads(size):
     """The decoded error is within half a level of its square root: √e ± √top / 508."""
     rng = np.random.default_rng(0)
     truth = 50 * size * rng.standard_normal((3, 16, 16))
     growth = np.array([1e-3, 1e-1, 10.0])[:, None, None]
     maps = Maps("u", (1, 2, 3), truth, {name: truth + size * growth * rng.normal(size=truth.shape) for name in "ab"})
-    shown = film(maps)
+    shown = encode_animation(maps)
     errors = {name: np.abs(forecast - truth) for name, forecast in maps.forecasts.items()}
     pooled = np.stack(list(errors.values()))
     assert shown.tops == pytest.approx(pooled.max((0, 2, 3)))
@@ -153,13 +153,13 @@ def test_film_error_quantization_is_independent_of_other_leads(size):
         assert (np.abs(np.sqrt(decoded) - np.sqrt(errors[strip.model])) <= np.sqrt(top) / 508 + 1e-12).all()
 
 
-def test_film_levels_are_independent_of_a_blown_up_forecast():
+def test_animation_levels_are_independent_of_a_blown_up_forecast():
     truth = np.random.default_rng(0).standard_normal((2, 8, 8))
     near, diverged = truth + 0.1, np.full_like(truth, 1e9)
     diverged[1, 0, 0] = np.nan
     alone, both = (
-        film(Maps("u", (1, 2), truth, {"a": near})),
-        film(Maps("u", (1, 2), truth, {"a": near, "b": diverged})),
+        encode_animation(Maps("u", (1, 2), truth, {"a": near})),
+        encode_animation(Maps("u", (1, 2), truth, {"a": near, "b": diverged})),
     )
     assert (alone.tops, alone.limits, alone.strips[0]) == (both.tops, both.limits, both.strips[0])
     assert both.strips[1].notes[1] == "not finite"
@@ -168,13 +168,13 @@ def test_film_levels_are_independent_of_a_blown_up_forecast():
     assert error_levels(np.array([4.0, 1.0, np.inf]), 4.0).tolist() == [254, 127, 255]
 
 
-def test_film_of_integer_and_half_precision_fields():
+def test_animation_of_integer_and_half_precision_fields():
     scale = Scale("magma", 0.0, 100.0)
     values = np.array([[0, 50, 100]], dtype=np.int8)
     assert scale.levels(values).tolist() == [[0, 127, 254]]
     assert scale.levels(values.astype(np.float16)).tolist() == [[0, 127, 254]]
     truth = np.array([[[60000.0, -60000.0]]], dtype=np.float16)
-    assert film(Maps("u", (1,), truth, {"a": -truth})).strips[0].notes == ("200 %",)
+    assert encode_animation(Maps("u", (1,), truth, {"a": -truth})).strips[0].notes == ("200 %",)
     assert field_scale(truth).high == pytest.approx(60000)
 
 
@@ -183,6 +183,6 @@ def test_png_of_smooth_and_rough_fields_is_lossless(rough):
     """Both PNG filters are tried and the smaller result is kept."""
     x = np.linspace(0, 6, 64)
     field = np.sin(x)[:, None] * np.cos(x) + rough * np.random.default_rng(0).uniform(-1, 1, (64, 64))
-    shown = film(Maps("u", (1,), field[None], {}))
+    shown = encode_animation(Maps("u", (1,), field[None], {}))
     assert np.array_equal(frames(shown.truth, 1)[0], shown.values.levels(field))
     assert (len(shown.truth) < 3 * 64 * 64 / 4) == (rough == 0)  # well below one byte per point for smooth fields only

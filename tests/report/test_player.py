@@ -13,7 +13,7 @@ from PIL import Image
 
 from sigmasolver.report.figures.style import style, themed_svg
 from sigmasolver.report.page import write_page
-from sigmasolver.report.pictures import film
+from sigmasolver.report.pictures import encode_animation
 from sigmasolver.report.study import Axis, Card, Curve, Dimensions, Maps, Study, Table
 
 from . import made
@@ -33,7 +33,7 @@ def fields(seed):
     return np.stack(frames)
 
 
-def films():
+def animations():
     result, growth = [], np.array([0.002, 0.02, 0.1, 0.4])[:, None, None]
     for case in (1, 2):
         for index, field in enumerate(("vorticity", "pressure")):
@@ -61,8 +61,8 @@ def study():
     table = Table(columns, tuple((name, *["1.00 ± 0.05"] * 8) for name in NAMES), frozenset({(0, 1)}))
     cards = (card("wide", 7.2), card("small", 3.5))
     records = [row for model in made.TRIO for row in made.errors("ns2d", model)]
-    return Study("A study", "Two models.", curves, table, (("commit", "abc"),), films(), cards, "9 windows, horizon 8",
-                 Dimensions(0.5, "s"), records=records)  # fmt: skip
+    return Study("A study", "Two models.", curves, table, (("commit", "abc"),), animations(), cards,
+                 "9 windows, horizon 8", Dimensions(0.5, "s"), records=records)  # fmt: skip
 
 
 @pytest.fixture(scope="module")
@@ -79,7 +79,7 @@ def browser(shared_browser, study, tmp_path):
     shared_browser.look()
     shared_browser.open(tmp_path / "page.html")
     shared_browser.value(
-        "document.querySelector('#cases .reels img').decode().then(() => new Promise(requestAnimationFrame))"
+        "document.querySelector('#cases .animations img').decode().then(() => new Promise(requestAnimationFrame))"
     )
     yield shared_browser
     assert not shared_browser.errors
@@ -124,10 +124,10 @@ def expected(shown, index, model, kind, scale="all"):
     """Expected scale and values of a map."""
     truth = shown.truth[index]
     if kind == "truth":
-        return film(shown).values, truth
+        return encode_animation(shown).values, truth
     if kind == "forecast":
-        return film(shown).values, shown.forecasts[model][index]
-    encoded = film(shown)
+        return encode_animation(shown).values, shown.forecasts[model][index]
+    encoded = encode_animation(shown)
     top = encoded.errors.high if scale == "all" else encoded.limits[index]
     return type(encoded.errors)("magma", 0.0, top), np.abs(shown.forecasts[model][index] - truth)
 
@@ -140,7 +140,7 @@ def colours_match(pixels, scale, values, tolerance):
 
 
 def test_player_shows_models_in_the_colours_of_their_values(browser):
-    shown = films()[0]
+    shown = animations()[0]
     slide(browser, 2)
     maps = canvases(browser)
     kinds = ["truth", *(f"{kind} of {name}" for name in NAMES for kind in ("forecast", "error"))]
@@ -154,12 +154,12 @@ def test_player_shows_models_in_the_colours_of_their_values(browser):
     pick(browser, "case", "2")
     pick(browser, "field", "pressure")
     (pixels, *_) = canvases(browser).values()
-    assert colours_match(pixels, *expected(films()[3], 2, "", "truth"), tolerance=0)
+    assert colours_match(pixels, *expected(animations()[3], 2, "", "truth"), tolerance=0)
 
 
 def test_player_error_scale_per_lead(browser):
     """The first lead is black on the common scale; on its own it spans all colours and the bar shows its limit."""
-    shown, label = films()[0], "vorticity, error of second, lead 1, 0.5 s"
+    shown, label = animations()[0], "vorticity, error of second, lead 1, 0.5 s"
     before = canvases(browser)[label]
     assert colours_match(before, *expected(shown, 0, "second", "error"), tolerance=1) and colours_at(before).max() < 20
     click(browser, "errors", "each")
@@ -169,7 +169,7 @@ def test_player_error_scale_per_lead(browser):
         and colours_at(after).max() > 240
     )
     end = browser.value("document.querySelector('.screens [data-kind=errors] div span:last-child').textContent")
-    assert float(end) == pytest.approx(film(shown).limits[0], rel=0.01)
+    assert float(end) == pytest.approx(encode_animation(shown).limits[0], rel=0.01)
 
 
 def test_player_shows_leads_side_by_side(browser):
@@ -182,7 +182,7 @@ def test_player_shows_leads_side_by_side(browser):
 
 
 def test_player_slider_shows_each_lead_with_its_error(browser):
-    shown = films()[0]
+    shown = animations()[0]
     for index, lead in enumerate(LEADS):
         slide(browser, index)
         assert browser.value("document.querySelector('.lead-number').textContent") == f"{lead} of 8, {0.5 * lead:g} s"
@@ -194,7 +194,7 @@ def test_player_slider_shows_each_lead_with_its_error(browser):
 
 
 def test_player_hover_reads_position_and_values(browser):
-    shown, (i, j) = films()[0], (5, 17)
+    shown, (i, j) = animations()[0], (5, 17)
     slide(browser, 3)
     browser.value(
         "(() => { const c = document.querySelectorAll('#cases canvas')[3], box = c.getBoundingClientRect();"
@@ -206,7 +206,7 @@ def test_player_hover_reads_position_and_values(browser):
     assert reading.startswith("x = 1.25 m, y = 4.25 m;") and "in 1/s" in reading
     texts = browser.value("[...document.querySelectorAll('.screens output')].map((o) => o.textContent)")
     truth, first, first_error, second, second_error = (float(text.replace("−", "-")) for text in texts)
-    scale = film(shown)
+    scale = encode_animation(shown)
     level = (scale.values.high - scale.values.low) / 254
     for value, frames in ((truth, shown.truth), (first, shown.forecasts["first"]), (second, shown.forecasts["second"])):
         assert abs(value - frames[3, i, j]) < 1.2 * level or abs(value) >= 0.99 * scale.values.high
@@ -265,7 +265,7 @@ def test_downloaded_gif_has_one_frame_per_lead_in_map_colours(browser):
     movie = Image.open(io.BytesIO(browser.download("#cases [data-take=gif]", "case-1-vorticity.gif")))
     assert movie.n_frames == len(LEADS) and picture.size == tuple(2 * side for side in movie.size)
     shown, wide = (
-        films()[0],
+        animations()[0],
         250 - LEFT - 8,
     )  # layout of the sheet: truth at the left, 14 px from the edge, 76 px from the top
     centres = ((np.arange(POINTS) + 0.5) / POINTS * wide).astype(int)

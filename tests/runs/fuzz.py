@@ -52,7 +52,7 @@ EDGE_VALUES: tuple[Any, ...] = (
     "é" * 300, "../..", "/dev/null", [], {}, [[]], [{}], {"a": 1}, [1], [1, 2, 3], ["a"], [0.5, None], [2**70],
 )  # fmt: skip
 UNPARSABLE = (b"", b"{", b"[]", b"7", b'"', DEEP.encode(), b"9" * 6000, b"\xff\xfe", b"{}", b'{"a": NaN}', b"null")
-KINDS = (
+FILE_NAMES = (
     *("recipe.json",) * 6, *("data.json",) * 3, *("normaliser.json",) * 3, *("records.jsonl",) * 5, *("log.jsonl",) * 2,
     *("weights.safetensors",) * 3, *("resume.safetensors",) * 3, *("ledger.jsonl",) * 2,
 )  # fmt: skip
@@ -188,7 +188,7 @@ def check_refusal(error: Exception) -> None:
 
 def attempt(folder: Path, number: int) -> str:
     """Outcome of an input: `refused` if any use ends with one sentence, `harmless` if all complete."""
-    name = KINDS[number % len(KINDS)]
+    name = FILE_NAMES[number % len(FILE_NAMES)]
     outcome = "harmless"
     for use in USES[name]:
         which = "half" if use is use_half else "run"

@@ -12,7 +12,7 @@ import pytest
 from typer.testing import CliRunner
 
 from sigmasolver.cli import app
-from sigmasolver.data.formats import KINDS, guess_kind, open_data
+from sigmasolver.data.formats import FORMATS, guess_format, open_data
 from sigmasolver.data.inspect import open_any, summarise
 from sigmasolver.recipes import changed, recipe_of
 from sigmasolver.runs import Run
@@ -22,7 +22,7 @@ from sigmasolver.tasks import CANONICAL, REALM, REALPDEBENCH, TASKS
 from sigmasolver.train.job import train_run
 from tests.simulate.pages import DOCS, PAGES, documented_output, inspect_output
 
-FORMATS = {
+FORMAT_OF_FIXTURE = {
     "netcdf": "netcdf", "zarr": "zarr", "vtk": "vtk", "the-well": "the-well", "pdearena": "pdearena",
     "fno-mat": "fno-ns", "factformer": "factformer-it3d", "arrays": "arrays",
 }  # fmt: skip
@@ -50,10 +50,10 @@ def test_flow_velocity_matches_vorticity() -> None:
     np.testing.assert_allclose(np.fft.ifft2(error).real, 0, atol=1e-4 * scale)
 
 
-@pytest.mark.parametrize("name", FORMATS)
+@pytest.mark.parametrize("name", FORMAT_OF_FIXTURE)
 def test_fixtures_of_formats_contain_simulated_values(tmp_path: Path, name: str) -> None:
     path = FIXTURES[name].write(tmp_path / name, 0)
-    assert guess_kind(path).name == FORMATS[name]
+    assert guess_format(path).name == FORMAT_OF_FIXTURE[name]
     with open_any(path) as data:
         assert len(data) == COUNT
         if name == "factformer":
@@ -145,11 +145,11 @@ def test_make_fixture_scenarios_share_folder_without_overwriting(
     assert Path("data/notes.txt").read_text() == "mine"
 
 
-def test_every_kind_is_documented() -> None:
+def test_every_format_is_documented() -> None:
     texts = {page: (DOCS / page).read_text() for page in PAGES}
-    for kind in KINDS:
-        assert f"`{kind.name}`" in texts["formats.md"], kind.name
-    for kind in (*FORMATS.values(), "realpdebench", "realm"):
+    for row in FORMATS:
+        assert f"`{row.name}`" in texts["formats.md"], row.name
+    for kind in (*FORMAT_OF_FIXTURE.values(), "realpdebench", "realm"):
         assert f": {kind}, read in place\n" in "".join(texts.values()), kind
 
 

@@ -157,7 +157,7 @@ def test_non_finite_loss_reports_step_and_windows(tmp_path, data):
         windows = Windows(store, range(6), RECIPE.training_window_spec())
         forecaster = build(RECIPE, *fit("channel", windows))
         broken = windows.resident("cpu")
-        poisoned = order(3, 1, 6, broken.starts)[4:8]
+        poisoned = order(3, 1, 6, broken.windows_per_trajectory)[4:8]
         original = broken.batch
 
         def batch(indices):

@@ -1,7 +1,7 @@
-"""Foreign files, read in place or imported into a store. `KINDS` has one row per kind of data set: how to recognise it
-and how to read it.
+"""Foreign files, read in place or imported into a store. `FORMATS` has one row per format: how to recognise it and
+how to read it.
 
-Each reader returns a `ForeignData` (`source`); `reading` holds the user's description of the files. Readers share
+Each reader returns a `ForeignData` (`source`); `read_options` holds the user's description of the files. Readers share
 `labelled` and `dimensions` (arrays with named dimensions), `parts` (several files as one data set), `arrays`, `hdf5`
 and `torch_file` (containers), `fields` and `metadata` (a user's own arrays), `finite` and `checks` (values).
 """
@@ -37,21 +37,21 @@ from sigmasolver.data.formats.finite import fill_solid, without_bad
 from sigmasolver.data.formats.history import read_history
 from sigmasolver.data.formats.in_place import ForeignReader
 from sigmasolver.data.formats.metadata import check_names
-from sigmasolver.data.formats.reading import Reading
+from sigmasolver.data.formats.read_options import ReadOptions
 from sigmasolver.data.formats.source import ForeignData
 from sigmasolver.data.header import Header
 from sigmasolver.data.reader import Reader
 from sigmasolver.data.store import Writer, is_store, open_store
 
 __all__ = [
-    "KINDS",
+    "FORMATS",
+    "Format",
     "Imported",
-    "Kind",
-    "Reading",
+    "ReadOptions",
     "describes_itself",
     "download_instructions",
     "find_download",
-    "guess_kind",
+    "guess_format",
     "import_data",
     "is_read_in_place",
     "open_data",
@@ -68,21 +68,21 @@ _MAX_TRIED, _MAX_LISTED = 50, 5
 
 
 @dataclass(frozen=True)
-class Kind:
-    """A kind of foreign data set."""
+class Format:
+    """A format of foreign files."""
 
     name: str
     description: str
-    fits: Callable[[Path], bool]
+    matches: Callable[[Path], bool]
     read: Callable[[Path], ForeignData]
-    select: Callable[[Path, Reading], ForeignData] | None = None
+    select: Callable[[Path, ReadOptions], ForeignData] | None = None
     """Like `read`, with the fields and axes that the user specifies; None if the format defines both."""
     describes_itself: bool = False
     """Whether the files specify their axes, fields and times."""
-    by_values: bool = True
+    identified_by_values: bool = True
     """Whether trajectories are identified by their values; otherwise by the state of their files, which may be huge."""
     read_several: Callable[[Sequence[Path]], ForeignData] | None = None
-    """Read several files as one data set; None if the kind is a single file or folder."""
+    """Read several files as one data set; None if a data set is a single file or folder."""
 
 
 def _is_mat_with(*names: str) -> Callable[[Path], bool]:
@@ -100,113 +100,106 @@ def _is_user_arrays(path: Path) -> bool:
     return path.is_file() and path.suffix.lower() in user_arrays.SUFFIXES
 
 
-def _read_user_arrays(path: Path, reading: Reading | None = None) -> ForeignData:
+def _read_user_arrays(path: Path, options: ReadOptions | None = None) -> ForeignData:
     read = user_folder.read_folder if path.is_dir() else user_arrays.read_file
-    return read(path, reading or Reading())
+    return read(path, options or ReadOptions())
 
 
-def _with_reading(
+def _self_describing(
+    name: str,
+    description: str,
+    matches: Callable[[Path], bool],
     read: Callable[[Path, Sequence[str] | None, bool | None], ForeignData],
-) -> Callable[[Path, Reading], ForeignData]:
-    """Adapt a reader of files with named axes: it takes the fields and `steady`; the layout is overridden later."""
-    return lambda path, reading: read(path, reading.fields, reading.steady)
+) -> Format:
+    """A format with named axes and fields; `read` takes the path, the fields and `steady`."""
+    return Format(
+        name,
+        description,
+        matches,
+        lambda path: read(path, None, None),
+        lambda path, options: read(path, options.fields, options.steady),
+        describes_itself=True,
+        identified_by_values=False,
+    )
 
 
-# The order matters: the first kind that matches a file reads it. Several kinds may match (a Darcy file may also hold u,
-# and any .npy or HDF5 file may be a user's arrays), so specific kinds come before general ones.
-KINDS: tuple[Kind, ...] = (
-    Kind(
+# The order matters: the first format that matches a file reads it. Several may match (a Darcy file may also hold u, and
+# any .npy or HDF5 file may be a user's arrays), so specific formats come before general ones.
+FORMATS: tuple[Format, ...] = (
+    Format(
         "fno-darcy",
         "a .mat with coeff and sol",
         _is_mat_with("coeff", "sol"),
         mat.read_darcy,
         read_several=mat.read_darcy_pair,
     ),
-    Kind("fno-ns", "a .mat with u", _is_mat_with("u"), mat.read_navier_stokes),
-    Kind("factformer-kf2d", "an .npy (count, frames, 256, 256)", _is_kolmogorov, factformer.read_kolmogorov),
-    Kind(
+    Format("fno-ns", "a .mat with u", _is_mat_with("u"), mat.read_navier_stokes),
+    Format("factformer-kf2d", "an .npy (count, frames, 256, 256)", _is_kolmogorov, factformer.read_kolmogorov),
+    Format(
         "factformer-it3d",
         "a folder of folders with prs.npy, vx.npy, vy.npy and vz.npy",
         lambda path: bool(factformer.turbulence_folders(path)),
         factformer.read_turbulence,
     ),
-    Kind(
+    Format(
         "factformer-smoke",
         "a folder of smoke_<number>.npz",
         factformer.is_smoke,
         factformer.read_smoke,
     ),
-    Kind(
+    Format(
         "realm",
         "a folder with data/data.npz and data/{train,val,test}/<group>.npz",
         realm.holds_case,
         realm.read_case,
         describes_itself=True,
-        by_values=False,
+        identified_by_values=False,
     ),
-    Kind(
+    Format(
         "realpdebench",
         "a folder cylinder, controlled_cylinder, fsi, foil or combustion with hf_dataset/real or real in it",
         realpdebench.scenario_folder,
         realpdebench.read_realpdebench,
         describes_itself=True,
-        by_values=False,
+        identified_by_values=False,
     ),
-    Kind(
+    _self_describing(
         "netcdf",
         "a NetCDF file with named dimensions (time, x, y, ...), or a folder of such files",
         lambda path: bool(netcdf_zarr.netcdf_files(path)),
         netcdf_zarr.read_netcdf,
-        _with_reading(netcdf_zarr.read_netcdf),
-        describes_itself=True,
-        by_values=False,
     ),
-    Kind(
+    _self_describing(
         "zarr",
         "a Zarr group with named dimensions, or a folder of such groups",
         lambda path: bool(netcdf_zarr.zarr_groups(path)),
         netcdf_zarr.read_zarr,
-        _with_reading(netcdf_zarr.read_zarr),
-        describes_itself=True,
-        by_values=False,
     ),
-    Kind(
+    _self_describing(
         "vtk",
         "VTK image data: a .vti, .vtk or .pvd, a folder of numbered .vti or .vtk files, or a folder of such folders",
         vtk.is_vtk,
         vtk.read_vtk,
-        _with_reading(vtk.read_vtk),
-        describes_itself=True,
-        by_values=False,
     ),
-    Kind(
+    _self_describing(
         "the-well",
         "files of The Well: its folder with data/train, data/valid and data/test, or one file",
         the_well.is_well,
         the_well.read_well,
-        _with_reading(the_well.read_well),
-        describes_itself=True,
-        by_values=False,
     ),
-    Kind(
+    _self_describing(
         "pdebench",
         "an HDF5 file of PDEBench (tensor; density, pressure, Vx; 0000/data; velocity, particles)",
         pdebench.is_pdebench,
         pdebench.read_pdebench,
-        _with_reading(pdebench.read_pdebench),
-        describes_itself=True,
-        by_values=False,
     ),
-    Kind(
+    _self_describing(
         "pdearena",
         "HDF5 files of PDEArena with a group train, valid or test, or a folder of them",
         pdearena.is_pdearena,
         pdearena.read_pdearena,
-        _with_reading(pdearena.read_pdearena),
-        describes_itself=True,
-        by_values=False,
     ),
-    Kind(
+    Format(
         "arrays",
         "an .npy, .npz, .pt or HDF5 file of arrays (count, frames, *grid), or a folder of such files without count",
         _is_user_arrays,
@@ -233,28 +226,28 @@ class Imported:
     """Labels of the trajectories with non-finite values."""
 
 
-def guess_kind(source: Path) -> Kind:
-    """Return the first kind that matches a file or folder."""
-    for kind in KINDS:
-        if kind.fits(source):
-            return kind
+def guess_format(source: Path) -> Format:
+    """Return the first format that matches a file or folder."""
+    for candidate in FORMATS:
+        if candidate.matches(source):
+            return candidate
     inside = _data_sets_in(source)
     if inside:
-        choices = ", ".join(f"{path} ({kind})" for path, kind in inside[:_MAX_LISTED])
+        choices = ", ".join(f"{path} ({name})" for path, name in inside[:_MAX_LISTED])
         more = f" and {len(inside) - _MAX_LISTED} more" if len(inside) > _MAX_LISTED else ""
         raise ValueError(f"{source} is not a data set but contains some; choose one of them: {choices}{more}.")
-    supported = "; ".join(f"{kind.name}: {kind.description}" for kind in KINDS)
+    supported = "; ".join(f"{row.name}: {row.description}" for row in FORMATS)
     raise ValueError(f"{source} is not in a supported format ({supported}).")
 
 
 def _data_sets_in(folder: Path) -> list[tuple[Path, str]]:
-    """Return the readable data sets directly inside a folder, each with its kind."""
+    """Return the readable data sets directly inside a folder, each with the name of its format."""
     data_sets = []
     for path in sorted(folder.iterdir())[:_MAX_TRIED] if folder.is_dir() else ():
         with suppress(ValueError, OSError):  # a damaged file is reported once the user selects it
-            kind = "store" if is_store(path) else next((kind.name for kind in KINDS if kind.fits(path)), None)
-            if kind is not None:
-                data_sets.append((path, kind))
+            name = "store" if is_store(path) else next((row.name for row in FORMATS if row.matches(path)), None)
+            if name is not None:
+                data_sets.append((path, name))
     return data_sets
 
 
@@ -266,28 +259,28 @@ def import_data(
     progress: Callable[[int, int], None] | None = None,
     names: Sequence[str] | None = None,
     steady: bool | None = None,
-    reading: Reading | None = None,
+    options: ReadOptions | None = None,
 ) -> Imported:
     """Convert a foreign data set into a store at `out`, or resume an interrupted import.
 
-    The kind is inferred from the files unless specified; some kinds accept several files at once. `progress` is called
-    with the number of trajectories done and their total.
+    `kind`: the name of the format, inferred from the files unless specified; some formats accept several files at once.
+    `progress` is called with the number of trajectories done and their total.
     `names`: the fields to read from a user's own arrays, in order; if the file does not name its fields, their names.
     `steady`: whether the user's own arrays have no time axis; None: inferred from the file, or an error if ambiguous.
-    `reading`: both of these and the other options for reading the files.
+    `options`: both of these and the other options for reading the files.
     """
     sources, out = [Path(item) for item in ([source] if isinstance(source, str | Path) else source)], Path(out)
-    if reading is None:
-        reading = Reading(None if names is None else check_names(names), steady)
+    if options is None:
+        options = ReadOptions(None if names is None else check_names(names), steady)
     elif (names, steady) != (None, None):
-        raise ValueError("names and steady are set by reading; omit them.")
+        raise ValueError("names and steady are set by options; omit them.")
     with _os_errors_as_value_errors(sources):
-        row, foreign = _open_sources(sources, out, kind, reading)
-        header = _header(row, foreign, sources, dtype, reading.recorded)
+        row, foreign = _open_sources(sources, out, kind, options)
+        header = _header(row, foreign, sources, dtype, options.recorded)
         step = max(1, _BLOCK_BYTES // header.nbytes)
-        if reading.skip_bad:
+        if options.skip_bad:
             foreign, skipped = without_bad(foreign, step)
-            header = _header(row, foreign, sources, dtype, reading.recorded | ({"skipped": skipped} if skipped else {}))
+            header = _header(row, foreign, sources, dtype, options.recorded | ({"skipped": skipped} if skipped else {}))
     if len(json.dumps(header.facts())) > _LONGEST:
         raise ValueError(
             f"The metadata of {sources[0]} do not fit in the header of a store; train on it in place, "
@@ -337,49 +330,49 @@ def skip_bad(source: Path, out: Path) -> Imported:
             return Imported(header.source, out, finite.count, present, header.shape, writer.fingerprint, finite.notes)
 
 
-def opened(source: Path, reading: Reading, kind: str | None = None) -> Reader:
+def opened(source: Path, options: ReadOptions, kind: str | None = None) -> Reader:
     """Open a store or foreign files the way the data of a run were opened.
 
-    `reading` and `kind` come from the run; `kind` applies only to a user's own arrays. Metadata in these files take
-    precedence over `reading`, which may describe other files.
+    `options` and `kind` come from the run; `kind` applies only to a user's own arrays. Metadata in these files take
+    precedence over `options`, which may describe other files.
     """
     if not source.exists():
         raise ValueError(f"{source} not found.")
     if is_store(source):
         return open_store(source)
     kind = kind if kind is None or _is_user_arrays(source) else None
-    row = guess_kind(source) if kind is None else None
+    row = guess_format(source) if kind is None else None
     if row is not None and row.select is not _read_user_arrays:  # the format defines the axes, perhaps the fields too
-        reading = replace(reading, axes=None) if reading.recorded else Reading()
-        reading = reading if row.select is not None else replace(reading, fields=None, steady=None)
-    return open_data(source, reading, kind)
+        options = replace(options, axes=None) if options.recorded else ReadOptions()
+        options = options if row.select is not None else replace(options, fields=None, steady=None)
+    return open_data(source, options, kind)
 
 
-def open_data(source: str | Path | Reader, reading: Reading | None = None, kind: str | None = None) -> Reader:
-    """Open a store or foreign files as trajectories; a reader is returned as it is.
+def open_data(source: str | Path | Reader, options: ReadOptions | None = None, kind: str | None = None) -> Reader:
+    """Open a store or foreign files as trajectories; a reader is returned unchanged.
 
-    `reading`: options for reading foreign files; `kind`: their kind, if not the first that matches.
+    `options`: how to read foreign files; `kind`: the name of their format, if not the first that matches.
     """
     if isinstance(source, Reader):
         return source
-    source, reading = Path(source), reading or Reading()
+    source, options = Path(source), options or ReadOptions()
     if kind is None and not source.is_dir() and not is_read_in_place(source):
         return open_store(source)
     with _os_errors_as_value_errors([source]):
-        row = guess_kind(source) if kind is None else _kind_by_name(kind)
-        _check_reading(row, source, reading)
-        read = partial(_open_foreign, row.name, source, reading)  # by name, so that it can be pickled
+        row = guess_format(source) if kind is None else _format_by_name(kind)
+        _check_options(row, source, options)
+        read = partial(_open_foreign, row.name, source, options)  # by name, so that it can be pickled
         foreign = read()
-        header = _header(row, foreign, [] if row.by_values else [source], "float32", reading.recorded)
-        return ForeignReader(source, header, foreign, read, row.by_values)
+        header = _header(row, foreign, [] if row.identified_by_values else [source], "float32", options.recorded)
+        return ForeignReader(source, header, foreign, read, row.identified_by_values)
 
 
-def _open_foreign(kind: str, source: Path, reading: Reading) -> ForeignData:
-    """Open a foreign data set; `reading` overrides the metadata of its files."""
-    row = _kind_by_name(kind)
-    foreign = row.read(source) if row.select is None else row.select(source, reading)
-    foreign = replace(foreign, layout=reading.applied(foreign.layout))
-    return foreign if reading.mask is None else fill_solid(foreign, reading.mask)
+def _open_foreign(kind: str, source: Path, options: ReadOptions) -> ForeignData:
+    """Open a foreign data set; `options` override the metadata of its files."""
+    row = _format_by_name(kind)
+    foreign = row.read(source) if row.select is None else row.select(source, options)
+    foreign = replace(foreign, layout=options.applied(foreign.layout))
+    return foreign if options.mask is None else fill_solid(foreign, options.mask)
 
 
 def download_instructions(task: str, folder: Path) -> str | None:
@@ -397,17 +390,17 @@ def find_download(task: str, folder: Path) -> Path | None:
 
 def is_read_in_place(source: Path) -> bool:
     """Whether these are foreign files that `open_data` reads in place."""
-    return source.exists() and not is_store(source) and any(kind.fits(source) for kind in KINDS)
+    return source.exists() and not is_store(source) and any(row.matches(source) for row in FORMATS)
 
 
 def describes_itself(source: Path) -> bool:
     """Whether these are foreign files that specify their axes, fields and times."""
-    kinds = [kind for kind in KINDS if kind.describes_itself]
-    return source.exists() and not is_store(source) and any(kind.fits(source) for kind in kinds)
+    rows = [row for row in FORMATS if row.describes_itself]
+    return source.exists() and not is_store(source) and any(row.matches(source) for row in rows)
 
 
 def _header(
-    row: Kind, foreign: ForeignData, sources: Sequence[Path], dtype: str, extra: Mapping[str, Any] | None = None
+    row: Format, foreign: ForeignData, sources: Sequence[Path], dtype: str, extra: Mapping[str, Any] | None = None
 ) -> Header:
     """Build the header; `extra` is added to its parameters. Without `sources`, the data are identified by values."""
     identity = _file_identity(foreign.files or sources) if sources else {}
@@ -417,7 +410,9 @@ def _header(
     return Header(foreign.layout, row.name, parameters, None, dtype)
 
 
-def _open_sources(sources: Sequence[Path], out: Path, kind: str | None, reading: Reading) -> tuple[Kind, ForeignData]:
+def _open_sources(
+    sources: Sequence[Path], out: Path, kind: str | None, options: ReadOptions
+) -> tuple[Format, ForeignData]:
     """Validate the arguments of an import and open its sources."""
     if not sources:
         raise ValueError("Nothing to import; give a file or folder.")
@@ -428,35 +423,35 @@ def _open_sources(sources: Sequence[Path], out: Path, kind: str | None, reading:
             raise ValueError(f"{source} is neither a regular file nor a folder; save its contents as one.")
         if source.resolve() in (out.resolve(), *out.resolve().parents):
             raise ValueError(f"{out} is inside the source folder; write the store outside {source}.")
-    rows = [guess_kind(source) if kind is None else _kind_by_name(kind) for source in sources]
+    rows = [guess_format(source) if kind is None else _format_by_name(kind) for source in sources]
     row, source = rows[0], sources[0]
-    _check_reading(row, source, reading)
+    _check_options(row, source, options)
     if len(sources) > 1:
         if row.read_several is None or any(other is not row for other in rows):
             requested = ", ".join(dict.fromkeys(other.name for other in rows))
-            supported = ", ".join(other.name for other in KINDS if other.read_several is not None)
+            supported = ", ".join(other.name for other in FORMATS if other.read_several is not None)
             raise ValueError(
                 f"Only {supported} files can be imported together, not {requested}; give one file or folder at a time."
             )
-        return row, replace(foreign := row.read_several(sources), layout=reading.applied(foreign.layout))
-    return row, _open_foreign(row.name, source, reading)
+        return row, replace(foreign := row.read_several(sources), layout=options.applied(foreign.layout))
+    return row, _open_foreign(row.name, source, options)
 
 
-def _kind_by_name(name: str) -> Kind:
-    rows = {row.name: row for row in KINDS}
+def _format_by_name(name: str) -> Format:
+    rows = {row.name: row for row in FORMATS}
     if name not in rows:
         raise ValueError(f"Unknown format {name!r}; choose from {', '.join(rows)}.")
     return rows[name]
 
 
-def _check_reading(row: Kind, source: Path, reading: Reading) -> None:
-    """Raise ValueError if `reading` sets axes or fields that the format itself defines."""
-    if row.select is not _read_user_arrays and reading.axes is not None:
+def _check_options(row: Format, source: Path, options: ReadOptions) -> None:
+    """Raise ValueError if `options` set axes or fields that the format itself defines."""
+    if row.select is not _read_user_arrays and options.axes is not None:
         raise ValueError(
             f"{source} is read as {row.name}, which defines its axes; omit the axes, or import it with --kind arrays."
         )
-    if row.select is None and (reading.fields is not None or reading.steady is not None):
-        has_fields = reading.fields is not None
+    if row.select is None and (options.fields is not None or options.steady is not None):
+        has_fields = options.fields is not None
         fixed, option = ("fields", "the names") if has_fields else ("axes", "steady")
         raise ValueError(
             f"{source} is read as {row.name}, which defines its {fixed}; omit {option}, or import "

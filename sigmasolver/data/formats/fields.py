@@ -18,7 +18,7 @@ from pathlib import Path
 import numpy as np
 
 from sigmasolver.data.formats.metadata import METADATA_NAMES, check_strings, is_list, stored_names
-from sigmasolver.data.formats.reading import Reading
+from sigmasolver.data.formats.read_options import ReadOptions
 from sigmasolver.data.formats.source import Array, check_numbers, listed, pickle_error
 from sigmasolver.settings import suggest
 
@@ -112,39 +112,39 @@ class Choice:
         return values[None][start:stop] if self.steady else values
 
 
-def choose(path: Path, arrays: Mapping[str, Array], reading: Reading, leading: int) -> Choice:
+def choose(path: Path, arrays: Mapping[str, Array], options: ReadOptions, leading: int) -> Choice:
     """Choose the arrays of a file that are fields; `leading` is 1 if the first axis is `count`, else 0.
 
-    Unless `reading` says whether there is a time axis, the file must make it unambiguous.
+    Unless `options` say whether there is a time axis, the file must make it unambiguous.
     """
-    choice = _choose_fields(path, arrays, reading, LeadingAxes(leading, bool(reading.steady)))
+    choice = _choose_fields(path, arrays, options, LeadingAxes(leading, bool(options.steady)))
     has_times = any(is_list(arrays.get(name)) and name not in choice.arrays for name in ("times", "t"))
     one_dimensional = choice.steady and leading and len(choice.shape) == 2
-    if one_dimensional and reading.axes is None and _spatial_axes(arrays, reading, choice) != 1:
+    if one_dimensional and options.axes is None and _spatial_axes(arrays, options, choice) != 1:
         raise _count_or_space_error(path, arrays[choice.arrays[0]].shape, choice)
-    if reading.steady is not None or has_times:
+    if options.steady is not None or has_times:
         return choice
-    channels_guessed = UNNAMED in arrays and choice.channel_axis and reading.fields is None
-    spatial = None if channels_guessed else _spatial_axes(arrays, reading, choice)
+    channels_guessed = UNNAMED in arrays and choice.channel_axis and options.fields is None
+    spatial = None if channels_guessed else _spatial_axes(arrays, options, choice)
     if spatial == len(choice.shape):
-        return _choose_fields(path, arrays, reading, LeadingAxes(leading, True))
+        return _choose_fields(path, arrays, options, LeadingAxes(leading, True))
     if spatial is None and len(choice.shape) == 2 and choice.shape[0] > 1:
         raise _time_or_space_error(path, arrays[choice.arrays[0]].shape, choice)
     return choice
 
 
-def _choose_fields(path: Path, arrays: Mapping[str, Array], reading: Reading, leading_axes: LeadingAxes) -> Choice:
+def _choose_fields(path: Path, arrays: Mapping[str, Array], options: ReadOptions, leading_axes: LeadingAxes) -> Choice:
     if UNNAMED in arrays:
-        return _choose_unnamed(arrays[UNNAMED], reading.fields, leading_axes, reading.channels)
+        return _choose_unnamed(arrays[UNNAMED], options.fields, leading_axes, options.channels)
     if "fields" in arrays:
-        return _choose_combined(path, arrays, reading.fields, leading_axes)
-    return _choose_separate(path, arrays, reading.fields, leading_axes)
+        return _choose_combined(path, arrays, options.fields, leading_axes)
+    return _choose_separate(path, arrays, options.fields, leading_axes)
 
 
-def _spatial_axes(arrays: Mapping[str, Array], reading: Reading, choice: Choice) -> int | None:
+def _spatial_axes(arrays: Mapping[str, Array], options: ReadOptions, choice: Choice) -> int | None:
     """Return the number of spatial axes according to the axes, boundaries or coordinates; None if unspecified."""
-    if reading.spatial is not None:
-        return reading.spatial
+    if options.spatial is not None:
+        return options.spatial
     metadata = {name: array for name, array in arrays.items() if is_list(array) and name not in choice.arrays}
     if "boundary" in metadata:
         return max(1, *metadata["boundary"].shape, 0)

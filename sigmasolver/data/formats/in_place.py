@@ -26,7 +26,12 @@ class ForeignReader(Reader):
     """
 
     def __init__(
-        self, path: Path, header: Header, foreign: ForeignData, reopen: Callable[[], ForeignData], by_values: bool
+        self,
+        path: Path,
+        header: Header,
+        foreign: ForeignData,
+        reopen: Callable[[], ForeignData],
+        identified_by_values: bool,
     ) -> None:
         """`foreign`: the open data set; `reopen`: reopens it after `close` or in another process."""
         self.path, self.header = path, header
@@ -35,7 +40,7 @@ class ForeignReader(Reader):
         self._count, self.notes = foreign.count, (*foreign.notes, *foreign.cache_notes)
         self._files = [file.name for file in foreign.trajectory_files]
         self._digests: list[bytes] | None = None
-        if not by_values:
+        if not identified_by_values:
             state = repr(sorted(header.parameters.items())).encode()
             self._digests = [hashlib.sha256(state + b"/%d" % index).digest() for index in range(self._count)]
 

@@ -11,7 +11,7 @@ from sigmasolver.data.formats.arrays import open_npy, open_npz
 from sigmasolver.data.formats.fields import UNNAMED, Choice, choose
 from sigmasolver.data.formats.hdf5 import open_hdf5
 from sigmasolver.data.formats.metadata import check_strings, is_list, read_list
-from sigmasolver.data.formats.reading import Reading
+from sigmasolver.data.formats.read_options import ReadOptions
 from sigmasolver.data.formats.source import Array, ForeignData, cache_notes, sliceable_or_cached
 from sigmasolver.data.formats.torch_file import open_tensors
 from sigmasolver.data.layout import Layout
@@ -38,11 +38,11 @@ def open_arrays(path: Path) -> dict[str, Array]:
     raise ValueError(f"{path} is not an array file ({', '.join(SUFFIXES)}).")
 
 
-def read_file(path: Path, reading: Reading) -> ForeignData:
+def read_file(path: Path, options: ReadOptions) -> ForeignData:
     """Read a file with all trajectories; missing metadata are filled in and noted."""
-    arrays = reading.reorder_axes(path, open_arrays(path), 1)
-    choice = choose(path, arrays, reading, 1)
-    layout, notes = infer_layout(path, arrays, choice, reading)
+    arrays = options.reorder_axes(path, open_arrays(path), 1)
+    choice = choose(path, arrays, options, 1)
+    layout, notes = infer_layout(path, arrays, choice, options)
     count = arrays[choice.arrays[0]].shape[0]
     windowed = {name: sliceable_or_cached(arrays[name]) for name in choice.arrays}
     return ForeignData(
@@ -57,11 +57,11 @@ def read_file(path: Path, reading: Reading) -> ForeignData:
 
 
 def infer_layout(
-    path: Path, arrays: Mapping[str, Array], choice: Choice, reading: Reading
+    path: Path, arrays: Mapping[str, Array], choice: Choice, options: ReadOptions
 ) -> tuple[Layout, tuple[str, ...]]:
     """The layout of the chosen arrays, with a note on each default that neither the file nor the user specifies."""
     notes = list(choice.notes)
-    specified = {"units": reading.units, "boundary": reading.boundary, "times": reading.dt}
+    specified = {"units": options.units, "boundary": options.boundary, "times": options.dt}
     frames, *grid = choice.shape
 
     def metadata_for(name: str, size: int, kind: str, default: Sequence[str] | np.ndarray, meaning: str) -> np.ndarray:
@@ -88,4 +88,4 @@ def infer_layout(
         ),
         times=metadata_for("times", frames, "numbers", np.arange(frames, dtype=np.float64), "0, 1, 2, …"),
     )
-    return reading.applied(layout), tuple(notes)
+    return options.applied(layout), tuple(notes)

@@ -10,7 +10,7 @@ import numpy as np
 from sigmasolver.data.formats.fields import check_field, choose
 from sigmasolver.data.formats.metadata import stored_names
 from sigmasolver.data.formats.parts import check_same_layout, natural_key
-from sigmasolver.data.formats.reading import Reading
+from sigmasolver.data.formats.read_options import ReadOptions
 from sigmasolver.data.formats.source import WHOLE_TRAJECTORIES, Array, ForeignData
 from sigmasolver.data.formats.user_arrays import SUFFIXES, infer_layout, open_arrays
 
@@ -29,7 +29,7 @@ def trajectory_files(path: Path) -> list[Path]:
     return sorted((file for file in files if file.is_file()), key=natural_key)
 
 
-def read_folder(path: Path, reading: Reading) -> ForeignData:
+def read_folder(path: Path, options: ReadOptions) -> ForeignData:
     """Read one trajectory per file. The first file defines the fields; all others must match it."""
     files = trajectory_files(path)
     if not files:
@@ -37,14 +37,14 @@ def read_folder(path: Path, reading: Reading) -> ForeignData:
     kinds = sorted({file.suffix.lower().replace("hdf5", "h5") for file in files})
     if len(kinds) > 1:
         raise ValueError(f"{path} contains {' and '.join(kinds)} files; keep only the trajectories.")
-    first = reading.reorder_axes(files[0], open_arrays(files[0]), 0)
-    choice = choose(files[0], first, reading, 0)
-    layout, notes = infer_layout(files[0], first, choice, reading)
+    first = options.reorder_axes(files[0], open_arrays(files[0]), 0)
+    choice = choose(files[0], first, options, 0)
+    layout, notes = infer_layout(files[0], first, choice, options)
     shape = first[choice.arrays[0]].shape
 
     @lru_cache(maxsize=min(_MAX_OPEN, max(1, _CACHE_BYTES // first[choice.arrays[0]].nbytes // len(choice.arrays))))
     def opened(file: Path) -> dict[str, Array]:
-        arrays = reading.reorder_axes(file, open_arrays(file), 0)
+        arrays = options.reorder_axes(file, open_arrays(file), 0)
         for name in choice.arrays:
             if name not in arrays:
                 raise ValueError(f"{file} has no array {name!r}, but {files[0].name} does; all must agree.")
@@ -57,7 +57,7 @@ def read_folder(path: Path, reading: Reading) -> ForeignData:
 
     for file in files[1:]:
         arrays = opened(file)
-        check_same_layout(file, files[0].name, infer_layout(file, arrays, choice, reading)[0], layout)
+        check_same_layout(file, files[0].name, infer_layout(file, arrays, choice, options)[0], layout)
         if choice.arrays == ("fields",) and stored_names(file, arrays, choice.known) != stored_names(
             files[0], first, choice.known
         ):

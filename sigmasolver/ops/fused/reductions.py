@@ -16,13 +16,13 @@ __all__ = ["add_at", "column_sums", "replace_at", "sum_partials"]
 
 @triton.jit
 def replace_at(tensors: tl.tuple, i: tl.constexpr, new: tl.tensor) -> tl.tuple:
-    """A tuple of tensors with the i-th replaced by `new`."""
+    """A tuple of tensors with the i-th element replaced by `new`."""
     return tensors[:i] + (new,) + tensors[i + 1 :]  # noqa: RUF005, Triton does not support unpacking
 
 
 @triton.jit
 def add_at(tensors: tl.tuple, i: tl.constexpr, more: tl.tensor) -> tl.tuple:
-    """A tuple of tensors with `more` add_at to the i-th."""
+    """A tuple of tensors with `more` added to the i-th element."""
     return replace_at(tensors, i, tensors[i] + more)
 
 

@@ -16,14 +16,14 @@ from sigmasolver.data.header import BOUNDARIES
 from sigmasolver.data.layout import Layout
 from sigmasolver.settings import check_types, suggest, to_plain
 
-__all__ = ["AXES", "Reading"]
+__all__ = ["AXES", "ReadOptions"]
 
 AXES = ("count", "time", "x", "y", "z", "field")
 """The axes of a user's arrays, in the order of the store."""
 
 
 @dataclass(frozen=True)
-class Reading:
+class ReadOptions:
     """What the user specifies; None: taken from the file, or inferred."""
 
     fields: tuple[str, ...] | None = None
@@ -86,7 +86,7 @@ class Reading:
 
     @property
     def recorded(self) -> dict[str, Any]:
-        """What a header records of it, beside the layout."""
+        """What a header records of it, in addition to the layout."""
         specified = {name: getattr(self, name) for name in ("axes", "boundary", "dt", "units")}
         specified = {name: to_plain(value) for name, value in specified.items() if value is not None}
         return ({"reading": specified} if specified else {}) | ({"mask": self.mask} if self.mask is not None else {})

@@ -2,8 +2,6 @@
 
 import os
 import socket
-import subprocess
-import sys
 import time
 from dataclasses import replace
 from functools import partial
@@ -141,19 +139,15 @@ def test_sharded_run_resumes_to_the_same_weights(runs):
 
 def test_suite_with_a_time_limit_stops_in_all_processes(tmp_path):
     """Rank 0 simulates while the others wait; an interrupted simulation must not leave them waiting."""
-    launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
+    launch = "import os, sys; os.chdir(sys.argv.pop(1)); from torch.distributed.run import main; main()"
+    launcher = ["--standalone", "--nproc-per-node=2", "-m", "sigmasolver"]
     sizes = [option for setting in ("task.train=2", "task.test=1") for option in ("--set", setting)]
     arguments = ["suite", "ledger", "--only", "darcy-ffno-*", "--data-seed", "0", "--minutes", "1e-9", *sizes]
-    done = subprocess.run(
-        [sys.executable, *launcher, "-m", "sigmasolver", *arguments, "--device", "cpu"],
-        cwd=tmp_path,
-        env={**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"},
-        capture_output=True,
-        text=True,
-        timeout=300,
-    )
-    assert done.returncode == 0, done.stderr
-    assert "stopped by --minutes while simulating darcy (0.0 % trained)" in done.stdout
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
+    process = Forked(launch, tmp_path, *launcher, *arguments, "--device", "cpu", env=environment)
+    out, err = process.communicate(timeout=300)
+    assert process.returncode == 0, err
+    assert "stopped by --minutes while simulating darcy (0.0 % trained)" in out
 
 
 # --- processes without a launcher, which would end the others when one of them dies

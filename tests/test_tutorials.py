@@ -23,6 +23,8 @@ SMALLER = {
     "--count 10": "--count 4",
     "train=8, test=2": "train=2, test=2",
     "--windows 4": "--windows 2",
+    "(32, 32), history=2": "(16, 16), history=2",
+    "space_stride=2": "space_stride=4",
 }
 FORWARD_COMMAND = """
 import json, socket, sys

@@ -137,7 +137,7 @@ def test_largest_gain_of_known_operators():
 
 def test_largest_gain_stops_at_the_tolerance():
     """A looser tolerance needs fewer products; the squared result is within the tolerance of an eigenvalue."""
-    forecaster, true, _ = start()
+    forecaster, true, _ = start("ffno")
     update = history_update(forecaster, true[..., 2:])
     jacobian, values = MeanJacobian(update, true, true), torch.linalg.svdvals(explicit(update, true))
     counts = []

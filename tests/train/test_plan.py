@@ -142,7 +142,8 @@ def is_resident(recipe, memory):
 
 
 def test_advise_ends_when_nothing_fits_and_skips_settings_in_use():
-    recipe = tiny("darcy", (12, 12), "train.precision=bf16", "train.recompute=true", "train.batch=2")
+    settings = ("model.depth=1", "train.precision=bf16", "train.recompute=true", "train.batch=2")
+    recipe = tiny("darcy", (12, 12), *settings)
     first = predict(recipe, Execution(), PLENTY)
     tried = list(advise(first, Execution(), 1e4))
     assert [settings for settings, _ in tried] == [

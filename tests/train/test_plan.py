@@ -25,7 +25,7 @@ def quick(monkeypatch):
 
 
 def tiny(task, grid, *settings, model="transolver-sigma"):
-    return on_grid(changed(recipe_of(task, model), [*SIZES, *settings]), grid)
+    return on_grid(changed(recipe_of(task, model), [*SIZES, "model.depth=1", *settings]), grid)
 
 
 @pytest.mark.parametrize("task", RECIPES)
@@ -124,7 +124,7 @@ def test_predict_memory_includes_resident_windows():
 @pytest.mark.parametrize("share", [0.6, 0.1])
 def test_advise_ends_with_settings_that_fit(share):
     """Also where the first changes are not enough: a tenth of the memory needs a smaller batch and width."""
-    recipe = tiny("darcy", (17, 17), "model.width=32")
+    recipe = tiny("darcy", (17, 17), "model.width=32", "model.depth=2")
     first = predict(recipe, Execution(), PLENTY)
     memory = share * first.update.memory
     tried = list(advise(first, Execution(), memory))
@@ -142,8 +142,7 @@ def is_resident(recipe, memory):
 
 
 def test_advise_ends_when_nothing_fits_and_skips_settings_in_use():
-    settings = ("model.depth=1", "train.precision=bf16", "train.recompute=true", "train.batch=2")
-    recipe = tiny("darcy", (12, 12), *settings)
+    recipe = tiny("darcy", (12, 12), "train.precision=bf16", "train.recompute=true", "train.batch=2")
     first = predict(recipe, Execution(), PLENTY)
     tried = list(advise(first, Execution(), 1e4))
     assert [settings for settings, _ in tried] == [

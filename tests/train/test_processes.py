@@ -26,9 +26,9 @@ ROOT = Path(sigmasolver.__file__).parents[1]
 FLOW = replace(DEMO, grid=32, stored=16, step=1 / 64, burn_in=1.0, frames=8)
 TASK = Task("tiny", ("vorticity",), ("vorticity",), (16, 16), 2, 1, 3, 6, 2, "channel")
 MODEL = ModelRecipe(width=16, depth=2, heads=2, slices=4, modes=3)
-RECIPE = Recipe(TASK, MODEL, TrainRecipe(updates=20, batch=4, seed=3, clip=1.0, checks=1))
+RECIPE = Recipe(TASK, MODEL, TrainRecipe(updates=10, batch=4, seed=3, clip=1.0, checks=1))
 RECOMPUTED = changed(RECIPE, ["train.recompute=true"])
-FORCED = changed(RECIPE, ["model.depth=1", "train.objective=teacher_forced", "train.updates=12"])
+FORCED = changed(RECIPE, ["model.depth=1", "train.objective=teacher_forced", "train.updates=6"])
 ACCUMULATED = changed(FORCED, ["train.accumulate=true"])
 
 
@@ -43,7 +43,7 @@ def work(path: str, folder: str) -> None:
         with pytest.raises(KeyboardInterrupt):  # stop midway, then resume
             train_half(path, run, execution)
         world.wait()
-        assert read_facts(run.resume)["step"] == 10
+        assert read_facts(run.resume)["step"] == 5
         learn(path, run, execution)
         for shard, name in ((False, "two"), (True, "split")):
             execution = Execution(world, shard=shard)
@@ -57,11 +57,11 @@ def learn(path, run, execution):
 
 
 def train_half(path, run, execution):
-    """Run ten of the twenty steps, saving the state after every five."""
+    """Run half of the ten steps, saving the state after every five."""
     original = Stepper.run
 
     def limited(self, step):
-        if step == 12:
+        if step == 7:
             raise KeyboardInterrupt
         original(self, step)
 

@@ -44,7 +44,7 @@ def pytest_collection_finish() -> None:
     objects."""
     gc.collect()
     gc.freeze()
-    gc.set_threshold(100_000, 10, 10)
+    gc.set_threshold(20_000, 10, 10)
 
 
 def pytest_sessionfinish() -> None:

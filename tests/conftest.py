@@ -1,5 +1,6 @@
 """Shared fixtures: one thread per worker (the tests run in parallel workers), fixed seeds, small models."""
 
+import atexit
 import gc
 import os
 import signal
@@ -47,7 +48,11 @@ def pytest_collection_finish() -> None:
 
 
 def pytest_sessionfinish() -> None:
-    gc.unfreeze()
+    """Freeze what is alive, because pytest collects five times now. At the exit nothing may be frozen, or extension
+    modules report leaks."""
+    gc.collect()
+    gc.freeze()
+    atexit.register(gc.unfreeze)
 
 
 @pytest.fixture(autouse=True)

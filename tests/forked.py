@@ -16,6 +16,8 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).parents[1]
+COMMAND = "from sigmasolver.__main__ import main; main()"
+"""Code of a process that runs the command line with its arguments."""
 PRELOADED = ["torch", "h5py", "pytest", "safetensors.torch", "sigmasolver.cli", "sigmasolver.train.job"]
 _context = multiprocessing.get_context("forkserver")
 _context.set_forkserver_preload(PRELOADED)

@@ -31,13 +31,14 @@ def test_package_is_typed():
     assert (Path(sigmasolver.__file__).parent / "py.typed").is_file()
 
 
-@pytest.mark.parametrize("block", re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.S))
-def test_readme_examples_run(block):
+def test_readme_examples_run():
+    """Each with its own variables, all in one process."""
+    blocks = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.S)
     setup = "import torch\nfrom sigmasolver import build_model\nmodel = build_model('transolver-sigma', grid=(12, 12), "
     setup += "in_channels=1, out_channels=1, width=16, depth=1, heads=2)\n"
-    small = block.replace("width=128, depth=8, heads=8", "width=16, depth=1, heads=2")
-    result = run("-c", setup + small)
-    assert result.returncode == 0, result.stderr
+    small = [setup + block.replace("width=128, depth=8, heads=8", "width=16, depth=1, heads=2") for block in blocks]
+    result = run("-c", f"for block in {small!r}: exec(block, {{'__name__': '__main__'}})")
+    assert blocks and result.returncode == 0, result.stderr
 
 
 def test_models_use_no_getattr_and_no_fused_kernels_directly():

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from sigmasolver.cli import main
+from sigmasolver.train import dry_run
 from tests.registered import forgotten
 
 ROOT = Path(__file__).parents[1]
@@ -23,6 +24,8 @@ SMALLER = {
     "--count 10": "--count 4",
     "train=8, test=2": "train=2, test=2",
     "--windows 4": "--windows 2",
+    "(32, 32), history=2": "(16, 16), history=2",
+    "space_stride=2": "space_stride=4",
 }
 FORWARD_COMMAND = """
 import json, socket, sys
@@ -53,6 +56,7 @@ def test_tutorial_runs_at_a_smaller_size(path, tmp_path, simulated, monkeypatch)
     folder = tmp_path / "work"
     folder.mkdir()
     monkeypatch.chdir(folder)
+    monkeypatch.setattr(dry_run, "TIMING_SECONDS", 0.0)
     with socket.socket(socket.AF_UNIX) as server:
         server.bind("commands")  # a relative path, since socket names must be short
         server.listen()

@@ -242,9 +242,11 @@ def on_meta_device() -> Iterator[None]:
 
 class _Unfilled(TorchFunctionMode):
     """Skips functions that only fill or scale a tensor: on the meta device torch runs them through Python
-    decompositions, which imports torch._dynamo and takes as long as importing torch itself."""
+    decompositions, which imports SymPy and torch._dynamo and takes as long as importing torch itself."""
 
-    FILLS = frozenset((torch.Tensor.uniform_, torch.Tensor.normal_, torch.Tensor.fill_, torch.Tensor.zero_))
+    FILLS = frozenset(
+        (torch.Tensor.uniform_, torch.Tensor.normal_, torch.Tensor.fill_, torch.Tensor.zero_, torch.Tensor.div_)
+    )
     INITS = frozenset((nn.init.kaiming_uniform_, nn.init.uniform_, nn.init.normal_, nn.init.constant_))
     SCALES = frozenset(
         (torch.Tensor.mul, torch.Tensor.__mul__, torch.Tensor.__rmul__, torch.Tensor.div, torch.Tensor.__truediv__)

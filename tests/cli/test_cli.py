@@ -23,19 +23,16 @@ from sigmasolver.data.store import Writer, open_store
 from sigmasolver.runtime.interrupts import Interrupts
 from sigmasolver.simulate import SIMULATORS
 from sigmasolver.simulate.generate import header_of
-from tests.forked import Forked
+from tests.forked import COMMAND, Forked
 
 ROOT = Path(sigmasolver.__file__).parents[1]
 SMALL = ["--set", "grid=32", "--set", "stored=16", "--set", "step=0.03125", "--set", "frames=3"]
 
 
-def command(*args):
-    return [sys.executable, "-m", "sigmasolver", *map(str, args)]
-
-
 def run_process(*args):
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "COLUMNS": "200"}
-    return subprocess.run(command(*args), capture_output=True, text=True, env=environment)
+    command = [sys.executable, "-m", "sigmasolver", *map(str, args)]
+    return subprocess.run(command, capture_output=True, text=True, env=environment)
 
 
 @pytest.fixture
@@ -80,7 +77,7 @@ def test_simulate_resumes_after_kill_with_identical_file(tmp_path, run):
     reference, killed = tmp_path / "reference.h5", tmp_path / "killed.h5"
     args = ["simulate", "demo", "--count", 40, *SMALL]
     expected = fingerprint(run(*args, "--out", reference))
-    process = Forked("from sigmasolver.cli import main; main()", *args, "--out", killed)
+    process = Forked(COMMAND, *args, "--out", killed)
     deadline = time.monotonic() + 60
     present = 0
     while time.monotonic() < deadline and not present and process.poll() is None:
@@ -164,12 +161,8 @@ def test_file_name_with_brackets_is_not_markup(tmp_path, run):
 
 
 def test_ctrl_c_prints_how_to_resume(tmp_path):
-    process = subprocess.Popen(
-        command("simulate", "demo", "--count", 20_000, "--out", tmp_path / "x.h5", *SMALL),  # more than finish in time
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
-        stderr=subprocess.PIPE,
-        text=True,
-    )
+    count = 20_000  # more than finish in time
+    process = Forked(COMMAND, "simulate", "demo", "--count", count, "--out", tmp_path / "x.h5", *SMALL)
     deadline = time.monotonic() + 60
     while not (tmp_path / "x.h5").exists() and time.monotonic() < deadline:
         time.sleep(0.01)
@@ -224,10 +217,10 @@ def test_simulate_replaces_store_without_trajectories(tmp_path, run):
 
 
 def test_out_of_memory_is_one_sentence(tmp_path):
-    result = run_process(
-        "simulate", "demo", "--out", tmp_path / "x.h5", "--set", "grid=9999999", "--set", "stored=1", "--count", 1
-    )
-    assert result.returncode == 2 and "Out of memory" in result.stderr, result.stderr
+    sizes = ("--set", "grid=9999999", "--set", "stored=1", "--count", 1)
+    process = Forked(COMMAND, "simulate", "demo", "--out", tmp_path / "x.h5", *sizes)
+    _, err = process.communicate()
+    assert process.returncode == 2 and "Out of memory" in err, err
 
 
 def test_simulate_help_lists_every_task(run):

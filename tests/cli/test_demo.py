@@ -15,6 +15,7 @@ from sigmasolver.cli.demo_flow import CASES, MODELS, Size, run
 from sigmasolver.data.store import Writer, open_store
 from sigmasolver.evaluate import metrics
 from sigmasolver.forecast.checkpoint import load_recipe
+from sigmasolver.model_cards import score
 from sigmasolver.models import count_parameters
 from sigmasolver.report.tables import curves
 from sigmasolver.runs import Run, read_rows
@@ -24,7 +25,7 @@ SMALL = Size("darcy", flows=3, test=1, updates=3)
 
 @pytest.fixture(scope="module")
 def one_window(tmp_path_factory):
-    """A pretrained model with one window and without the solver on the fine grid, for speed."""
+    """A pretrained model with one window and without the solver on the fine grid, timed once, for speed."""
     source, home = pretrained.folder("darcy"), tmp_path_factory.mktemp("models")
     shutil.copytree(source, home / "darcy", ignore=shutil.ignore_patterns("windows.h5", "card.json"))
     card = pretrained.card("darcy")
@@ -37,6 +38,7 @@ def one_window(tmp_path_factory):
     ):
         writer.append(store[:1])
         patch.setattr(pretrained, "_HERE", home)
+        patch.setattr(score, "REPEATS", 1)
         yield
 
 

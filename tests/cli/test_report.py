@@ -2,8 +2,6 @@
 
 import json
 import re
-import subprocess
-import sys
 from statistics import fmean, stdev
 
 import pytest
@@ -18,6 +16,7 @@ from sigmasolver.report.figures import FIGURES
 from sigmasolver.report.paper_tables import TABLES
 from sigmasolver.report.study import Dimensions
 from sigmasolver.runs import Run, replace_rows
+from tests.forked import COMMAND, Forked
 from tests.report import made
 
 
@@ -260,11 +259,8 @@ def test_help_lists_every_figure_and_table():
 
 def test_figure_error_in_a_process_exits_with_code_2(tmp_path):
     run = folder(tmp_path / "run")
-    result = subprocess.run(
-        [sys.executable, "-m", "sigmasolver", "figure", "maps", str(run)], capture_output=True, text=True
-    )
-    assert result.returncode == 2 and not result.stdout
-    assert result.stderr.startswith(
-        f"sigmasolver: {run} has no relative_l2 (maps); create it with: sigmasolver diagnose"
-    )
+    process = Forked(COMMAND, "figure", "maps", run)
+    out, err = process.communicate()
+    assert process.returncode == 2 and not out
+    assert err.startswith(f"sigmasolver: {run} has no relative_l2 (maps); create it with: sigmasolver diagnose")
     assert json.loads((run / "recipe.json").read_text()) == {}

@@ -2,8 +2,6 @@
 
 import json
 import os
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -16,6 +14,7 @@ from sigmasolver.forecast.checkpoint import load, load_recipe
 from sigmasolver.models import list_models
 from sigmasolver.recipes import SUITES, suite_of
 from sigmasolver.runs import Run, read_rows, read_tensors
+from tests.forked import COMMAND, Forked
 
 ROOT = Path(sigmasolver.__file__).parents[1]
 TINY = [
@@ -46,17 +45,15 @@ def trained(tmp_path_factory):
     """A run on own arrays, trained in a separate process."""
     folder = tmp_path_factory.mktemp("learned")
     args = ["train", "--data", waves(folder / "my.npy"), *OWN, *TINY, "--out", folder / "run", "--device", "cpu"]
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "COLUMNS": "200", "OMP_NUM_THREADS": "1"}
-    result = subprocess.run(
-        [sys.executable, "-m", "sigmasolver", *map(str, args)], capture_output=True, text=True, env=environment
-    )
-    assert result.returncode == 0, result.stderr
+    process = Forked(COMMAND, *args, env={**os.environ, "COLUMNS": "200"})
+    out, err = process.communicate()
+    assert process.returncode == 0, err
     import_data(folder / "my.npy", folder / "my.h5", names=["u"])
-    return folder, result
+    return folder, out
 
 
 def test_train_on_own_arrays_prints_its_choices_and_writes_a_run(trained):
-    folder, result = trained
+    folder, out = trained
     recipe = load_recipe(Run(folder / "run"))
     task = recipe.task
     assert (task.name, task.inputs, task.history, task.block, task.horizon) == ("my", ("u",), 2, 1, 3)
@@ -68,8 +65,8 @@ def test_train_on_own_arrays_prints_its_choices_and_writes_a_run(trained):
         "grid: 8 × 8, as stored",
         "trained, 4 steps",
     ):
-        assert line in result.stdout, result.stdout
-    assert f"next: sigmasolver evaluate {folder / 'run'}" in result.stdout
+        assert line in out, out
+    assert f"next: sigmasolver evaluate {folder / 'run'}" in out
     assert read_tensors(Run(folder / "run").weights)[1]["step"] == 4
     assert not list((folder / "run").glob("*.h5")), "the arrays stay where they are"
 

@@ -28,7 +28,7 @@ def test_store_reader_pickles_to_other_processes(tmp_path: Path) -> None:
     data = values(2)
     with open_store(store(tmp_path / "a.h5", data)) as reader:
         reader[0]
-        with multiprocessing.get_context("spawn").Pool(1) as pool:
+        with multiprocessing.get_context("forkserver").Pool(1) as pool:  # not a copy of this process
             assert pool.apply(read_mean, (reader,)) == float(data[1].mean())
         np.testing.assert_array_equal(pickle.loads(pickle.dumps(reader))[0], data[0])
 

@@ -30,6 +30,8 @@ from tests.theory.linear_model import geometric_sum, random_reversal, real_fouri
 
 N, LOW = 12, 3
 IDENTITY = {"identity": lambda states: states}
+QUICK = "ffno"
+"""The model of tests of what is counted and reported, whatever the model: the fastest one."""
 SCALES = {"low": Bands((LOW,)).low, "high": Bands((LOW,)).high}
 
 
@@ -235,7 +237,7 @@ def test_trace_histories_match_truth_and_free_forecast(runs):
 
 def test_components_rows_match_trace_and_norm_estimates(monkeypatch):
     monkeypatch.setattr(gains, "MAX_PRODUCTS", 3)  # for the rows and for the reference
-    subject = subject_of(task=replace(TASK, block=2), dtype=torch.float64)
+    subject = subject_of(QUICK, replace(TASK, block=2), dtype=torch.float64)
     findings = components(subject)
     assert findings.arrays["leads"].tolist() == findings.arrays["gain_leads"].tolist() == [2, 4]
     assert findings.arrays["cases"].tolist() == subject.indices[[0, 1, 3, 4]].tolist()
@@ -283,7 +285,7 @@ def test_components_rows_match_trace_and_norm_estimates(monkeypatch):
 def test_within_counts_errors_above_the_bound(monkeypatch, skip_norms):
     """Estimates far below the norm give a bound that is violated and counted; the measured bound still holds."""
     monkeypatch.setattr(module, "largest_gain", lambda forward, backward, like, *_, **__: like.new_zeros(len(like)))
-    findings = components(subject_of())
+    findings = components(subject_of(QUICK))
     assert number(findings, "within_measured") == 1.0
     error, defect = (findings.arrays[f"{name}_low"] for name in ("error", "defect"))
     broken = (error > defect.max(1, keepdims=True) * 1.0001).mean()
@@ -311,7 +313,7 @@ def test_bound_of_a_single_call_is_its_defect(skip_norms):
 
 def test_gains_of_a_long_forecast_are_estimated_at_few_calls(monkeypatch):
     monkeypatch.setattr(gains, "MAX_PRODUCTS", 2)
-    subject = subject_of(task=replace(TASK, horizon=6), windows=2)
+    subject = subject_of(QUICK, replace(TASK, horizon=6), windows=2)
     sparse = components(subject)
     monkeypatch.setattr(module, "GAIN_CALLS", 6)
     full = components(subject)
@@ -328,7 +330,7 @@ def test_gains_of_a_long_forecast_are_estimated_at_few_calls(monkeypatch):
 def test_components_progress_counts_calls_and_products(block, monkeypatch):
     monkeypatch.setattr(gains, "MAX_PRODUCTS", 5)
     ticks = []
-    subject = replace(subject_of(task=replace(TASK, block=block), windows=2), horizon=3)
+    subject = replace(subject_of(QUICK, replace(TASK, block=block), windows=2), horizon=3)
     plain = components(subject)
     with_ticks = components(replace(subject, tick=lambda *progress: ticks.append(progress)))
     assert [row["value"] for row in with_ticks.rows] == [row["value"] for row in plain.rows]  # unaffected by the ticks

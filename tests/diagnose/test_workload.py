@@ -17,6 +17,7 @@ from sigmasolver.forecast.checkpoint import load_recipe
 from sigmasolver.models import Options
 from sigmasolver.recipes import ModelRecipe, changed, suite_of
 from sigmasolver.runs import Run, read_rows, replace_rows
+from sigmasolver.train import dry_run
 from sigmasolver.train.dry_run import DryRun, Noise, estimate_cost, frames_of
 from sigmasolver.train.engine import Execution
 from sigmasolver.train.loop import StepPlan
@@ -77,9 +78,9 @@ def test_efficiency_workload_of_ns2d(model):
 
 def test_ns2d_epoch_has_5000_forward_passes_of_two_samples():
     recipe = changed(suite_of("efficiency")[NS2D], SMALL)
-    dry_run, seen = DryRun(recipe, Execution()), []
-    dry_run.stepper.model.register_forward_hook(lambda module, inputs, output: seen.append(len(inputs[0])))
-    dry_run()
+    update, seen = DryRun(recipe, Execution()), []
+    update.stepper.model.register_forward_hook(lambda module, inputs, output: seen.append(len(inputs[0])))
+    update()
     assert seen == [2] * 10 and 500 * len(seen) == 5_000
 
 
@@ -132,7 +133,8 @@ def test_time_epoch_stops_at_the_time_limit(stores):
     assert timing.per_epoch == 8 * 134 // 2 and 1 <= timing.timed < timing.per_epoch
 
 
-def test_time_epoch_peak_matches_the_dry_run(stores):
+def test_time_epoch_peak_matches_the_dry_run(stores, monkeypatch):
+    monkeypatch.setattr(dry_run, "TIMING_SECONDS", 0.0)  # only its memory is compared
     recipe, path = stores[NS2D]
     wide = replace(recipe, model=replace(recipe.model, width=64, slices=8))
     folded = changed(wide, ["train.accumulate=false"])
@@ -225,7 +227,7 @@ def test_measure_reads_user_data(timed_in_process, stores, tmp_path):
 
 def test_measure_command_runs_processes_and_feeds_tables_and_figures(call, tmp_path, monkeypatch):
     monkeypatch.setenv("OMP_NUM_THREADS", "1")  # oversubscribed threads would take minutes
-    arguments = [argument for setting in SMALL for argument in ("--set", setting)]
+    arguments = [argument for setting in (*SMALL, *SHORT) for argument in ("--set", setting)]
     arguments += ["--only", "ns2d-*-sigma", "--rounds", 2, "--seconds", 0.05, "--device", "cpu", "--out", tmp_path]
     code, out, err = call("measure", *arguments)
     assert code == 0 and not err, err

@@ -21,7 +21,7 @@ from sigmasolver.simulate.generate import generate
 from sigmasolver.train.job import train_run
 from sigmasolver.version import __version__
 from tests.data.waves import Waves
-from tests.forked import Forked
+from tests.forked import COMMAND, Forked
 
 submitit = pytest.importorskip("submitit")
 ROOT = Path(__file__).parents[2]
@@ -181,7 +181,7 @@ def test_sigterm_stops_training_and_saves_its_state(tmp_path):
     run = Run(tmp_path / "run")
     args = ["train", "--data", tmp_path / "waves.h5", "--out", run.path, *sizes, "--set", "train.updates=1000000"]
     environment = {**os.environ, "COLUMNS": "200"}
-    process = Forked("from sigmasolver.cli import main; main()", *args, "--device", "cpu", env=environment)
+    process = Forked(COMMAND, *args, "--device", "cpu", env=environment)
     wait_for(run.log.exists, process)
     process.send_signal(signal.SIGTERM)
     out = process.communicate(timeout=60)[0]

@@ -11,8 +11,9 @@ from sigmasolver.experiments.queue import Deadline, OutOfTimeError, ensure_store
 from sigmasolver.recipes import ModelRecipe, Recipe, TrainRecipe, recipe_of
 from sigmasolver.runs import Run, read_rows, read_tensors
 from sigmasolver.runtime.parallel import World
-from sigmasolver.simulate import simulator_of
+from sigmasolver.simulate import SIMULATORS, simulator_of
 from sigmasolver.simulate.generate import generate
+from sigmasolver.simulate.vorticity import DEMO
 from sigmasolver.tasks import Task
 from sigmasolver.train.engine import Execution
 from sigmasolver.train.job import resume_run, train_run
@@ -34,6 +35,14 @@ class StopAfter:
     def __call__(self):
         self.remaining -= 1
         return self.remaining < 0
+
+
+@pytest.fixture(scope="module", autouse=True)
+def coarse_demo():
+    """Simulate on the stored grid and without burn-in, for speed."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(SIMULATORS, "demo", replace(DEMO, grid=DEMO.stored, burn_in=0.0))
+        yield
 
 
 @pytest.fixture(scope="module")

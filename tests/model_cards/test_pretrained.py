@@ -144,7 +144,7 @@ def test_load_is_imported_lazily():
 
 @pytest.fixture
 def two_windows(tmp_path, monkeypatch):
-    """A pretrained model with two windows, for speed."""
+    """A pretrained model with two windows, timed once, for speed."""
     source, home = pretrained.folder("darcy"), tmp_path / "models"
     shutil.copytree(source, home / "darcy", ignore=shutil.ignore_patterns("windows.h5"))
     with (
@@ -153,6 +153,7 @@ def two_windows(tmp_path, monkeypatch):
     ):
         writer.append(store[:2])
         monkeypatch.setattr(pretrained, "_HERE", home)
+        monkeypatch.setattr("sigmasolver.model_cards.score.REPEATS", 1)
         yield torch.from_numpy(store[:2][..., 1:].astype(np.float32))
 
 

@@ -21,6 +21,8 @@ def make_faster() -> None:
     semantics = semantic.TritonSemantic
     semantics.computation_type_impl = _cached_common_types(semantics.computation_type_impl)
     semantics.broadcast_impl_value = _equal_ranks_first(semantics.broadcast_impl_value)
+    semantics.binary_op_type_checking_impl = _broadcast_by_numpy(semantics.binary_op_type_checking_impl)
+    interpreter.TensorHandle.__post_init__ = lambda handle: None  # checks the size of NumPy's dtype again
     # Skip the check for overflow of 32-bit indices: the test tensors are small.
     options = replace(interpreter.interpreter_builder.options, sanitize_overflow=False)
     interpreter.interpreter_builder.options = options
@@ -144,3 +146,60 @@ def _broadcast_to(self, tensor, shape):
         return tensor
     kind = core.block_type(tensor.type.scalar, shape)
     return self.make_tensor(self.builder.create_broadcast(tensor.handle, shape), kind)
+
+
+def _broadcast_by_numpy(convert):
+    """Give two operands of one type the type of the result without broadcasting them, which the operation itself does
+    in NumPy; numbers become constants of this type. Leave conversions and what is not allowed to Triton."""
+    types = {}
+
+    def operands(self, lhs, rhs, allow_lhs_ptr=False, allow_rhs_ptr=False, arithmetic_check=True, div_or_mod=False):
+        left, right = lhs, rhs
+        if arithmetic_check:
+            if type(rhs) in (int, float):
+                right = _constant(self, rhs, lhs)
+            elif type(lhs) in (int, float):
+                left = _constant(self, lhs, rhs)
+        if type(left) is core.tensor and type(right) is core.tensor:
+            key = left.type.name, right.type.name, allow_lhs_ptr, allow_rhs_ptr
+            if key not in types:
+                types[key] = _types_of_operands(left, right, allow_lhs_ptr, allow_rhs_ptr)
+            if types[key] is not None:
+                left_type, right_type = types[key]
+                return (
+                    left if left.type is left_type else core.tensor(left.handle, left_type),
+                    right if right.type is right_type else core.tensor(right.handle, right_type),
+                )
+        return convert(self, lhs, rhs, allow_lhs_ptr, allow_rhs_ptr, arithmetic_check, div_or_mod)
+
+    return operands
+
+
+def _constant(self, number, tensor):
+    """The number as a constant of the type of the tensor; the number itself where Triton may choose another type."""
+    if type(tensor) is core.tensor:
+        integer = type(number) is int and -(2**31) <= number < 2**31
+        if tensor.dtype.is_ptr():
+            return self.scalar_constant(number, core.int32) if integer else number
+        if tensor.dtype.name == "fp32" or (integer and tensor.dtype.name in ("int32", "int64")):
+            return self.scalar_constant(number, tensor.dtype)
+    return number
+
+
+def _types_of_operands(left, right, allow_left_pointer, allow_right_pointer):
+    """The types of the operands after broadcasting, or None."""
+    a, b = left.dtype, right.dtype
+    if a.is_ptr() or b.is_ptr():
+        if not (b.is_int() and allow_left_pointer if a.is_ptr() else a.is_int() and allow_right_pointer):
+            return None
+    elif a.name != b.name or a.name not in ("int1", "int32", "int64", "fp32", "fp64"):
+        return None
+    shapes = [operand.type.shape.values for operand in (left, right) if operand.type.is_block()]
+    if not shapes:
+        return left.type, right.type
+    if len({len(shape) for shape in shapes}) > 1:
+        return None
+    shape = [max(sizes) for sizes in zip(*shapes, strict=True)]
+    if any(size not in (1, largest) for sizes in shapes for size, largest in zip(sizes, shape, strict=True)):
+        return None
+    return core.block_type(a, shape), core.block_type(b, shape)

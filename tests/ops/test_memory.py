@@ -1,9 +1,10 @@
 """Freed memory that stays in the process is reused: the system maps no new pages."""
 
-import subprocess
 import sys
 
 import pytest
+
+from tests.forked import check_output
 
 CODE = """
 import resource
@@ -26,6 +27,5 @@ print(system, min(faults() for _ in range(4)))  # a small block may come to lie 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="a setting of glibc")
 def test_keep_freed_memory_reuses_blocks():
-    done = subprocess.run([sys.executable, "-c", CODE], capture_output=True, text=True, check=True)
-    default_faults, faults = map(int, done.stdout.split())
+    default_faults, faults = map(int, check_output(CODE).split())
     assert default_faults > 1000 and faults < default_faults / 20

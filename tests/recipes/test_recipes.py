@@ -184,9 +184,10 @@ def test_recipe_of_uses_the_variant_of_the_task():
         ("ns2d", "rno"): "rno-two-blocks",
         **{(task, "factformer"): f"factformer-{task}" for task in ("darcy", "it3d", "smoke3d")},
     }
+    suite = suite_of("main")
     for task, model in itertools.product(("darcy", "ns2d", "kf2d", "it3d", "smoke3d"), COMPARED):
         variant = variants.get((task, model), model)
-        assert suite_of("main")[f"{task}-{model}-43"] == recipe_of(task, model, 43)
+        assert suite[f"{task}-{model}-43"] == recipe_of(task, model, 43)
         assert recipe_of(task, model).model.name == variant
         assert recipe_of(task, variant) == recipe_of(task, model)  # the same size by either name
     assert recipe_of("darcy", "unet").model.width == 64

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import resource
 import stat
-import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -27,7 +26,7 @@ from sigmasolver.report.study import Curve, Study, Table
 from sigmasolver.runs import Run, read_facts, read_rows, read_tensors, replace_rows, write_tensors
 from sigmasolver.runs.files import open_lock, read_bytes, replacing
 from tests.data.test_store import HEADER, store, values
-from tests.forked import check_output
+from tests.forked import Forked, check_output
 
 STUDY = Study("title", "summary", (Curve("model", (1, 2), (0.1, 0.2)),), Table(("model",), (("model",),)), ())
 
@@ -243,14 +242,13 @@ def test_full_disk_is_one_sentence_and_keeps_existing_files(tmp_path: Path) -> N
             (folder / "picture.png").write_text("before")
         before[folder] = {entry.name: entry.read_bytes() for entry in folder.iterdir()}
     code = "import sys; from tests.runs.test_files import write_with_limits; write_with_limits(sys.argv[1])"
-    result = subprocess.run(
-        [sys.executable, "-c", code, str(tmp_path)],
-        capture_output=True,
-        text=True,
-        env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])},
-    )
-    assert result.returncode == 0 and result.stderr == "", result.stderr
-    messages = result.stdout.splitlines()
+    read_end, write_end = os.pipe()  # the limits apply to a file of its output too
+    process = Forked(code, tmp_path, stdout=write_end)
+    os.close(write_end)
+    _, err = process.communicate()
+    assert process.returncode == 0 and err == "", err
+    with open(read_end) as output:
+        messages = output.read().splitlines()
     for line, (name, size) in zip(messages, ((name, size) for name in WRITES for size in SIZES), strict=True):
         path = tmp_path / f"{name}-{size}" / name
         assert line.startswith(f"{name} {size} {path} cannot be written: the disk or the user's quota is full")

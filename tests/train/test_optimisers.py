@@ -1,13 +1,10 @@
 """AdamW is bitwise torch's, without importing torch's compiler; the learning rate cycle is torch's OneCycleLR."""
 
-import subprocess
-import sys
-from pathlib import Path
-
 import pytest
 import torch
 
 from sigmasolver.train.optimisers import AdamW, OneCycle
+from tests.forked import check_output
 
 
 def trained(optimiser_class):
@@ -55,7 +52,7 @@ small = ("model.modes=3", "model.width=16", "model.depth=1", "model.heads=2", "m
 train_run(changed(recipe_of("ns2d"), [*fields, *small]), store, Run({str(tmp_path / "run")!r}))
 assert "torch._dynamo" not in sys.modules
 """
-    subprocess.run([sys.executable, "-c", program], check=True, cwd=Path(__file__).parents[2])
+    check_output(program)
 
 
 # --- the learning rate

@@ -25,7 +25,7 @@ def quick(monkeypatch):
 
 
 def tiny(task, grid, *settings, model="transolver-sigma"):
-    return on_grid(changed(recipe_of(task, model), [*SIZES, *settings]), grid)
+    return on_grid(changed(recipe_of(task, model), [*SIZES, "model.depth=1", *settings]), grid)
 
 
 @pytest.mark.parametrize("task", RECIPES)
@@ -124,7 +124,7 @@ def test_predict_memory_includes_resident_windows():
 @pytest.mark.parametrize("share", [0.6, 0.1])
 def test_advise_ends_with_settings_that_fit(share):
     """Also where the first changes are not enough: a tenth of the memory needs a smaller batch and width."""
-    recipe = tiny("darcy", (17, 17), "model.width=32")
+    recipe = tiny("darcy", (17, 17), "model.width=32", "model.depth=2")
     first = predict(recipe, Execution(), PLENTY)
     memory = share * first.update.memory
     tried = list(advise(first, Execution(), memory))

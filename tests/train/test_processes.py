@@ -2,8 +2,6 @@
 
 import os
 import socket
-import subprocess
-import sys
 import time
 from dataclasses import replace
 from functools import partial
@@ -28,9 +26,9 @@ ROOT = Path(sigmasolver.__file__).parents[1]
 FLOW = replace(DEMO, grid=32, stored=16, step=1 / 64, burn_in=1.0, frames=8)
 TASK = Task("tiny", ("vorticity",), ("vorticity",), (16, 16), 2, 1, 3, 6, 2, "channel")
 MODEL = ModelRecipe(width=16, depth=2, heads=2, slices=4, modes=3)
-RECIPE = Recipe(TASK, MODEL, TrainRecipe(updates=20, batch=4, seed=3, clip=1.0, checks=1))
+RECIPE = Recipe(TASK, MODEL, TrainRecipe(updates=10, batch=4, seed=3, clip=1.0, checks=1))
 RECOMPUTED = changed(RECIPE, ["train.recompute=true"])
-FORCED = changed(RECIPE, ["model.depth=1", "train.objective=teacher_forced", "train.updates=12"])
+FORCED = changed(RECIPE, ["model.depth=1", "train.objective=teacher_forced", "train.updates=6"])
 ACCUMULATED = changed(FORCED, ["train.accumulate=true"])
 
 
@@ -45,7 +43,7 @@ def work(path: str, folder: str) -> None:
         with pytest.raises(KeyboardInterrupt):  # stop midway, then resume
             train_half(path, run, execution)
         world.wait()
-        assert read_facts(run.resume)["step"] == 10
+        assert read_facts(run.resume)["step"] == 5
         learn(path, run, execution)
         for shard, name in ((False, "two"), (True, "split")):
             execution = Execution(world, shard=shard)
@@ -59,11 +57,11 @@ def learn(path, run, execution):
 
 
 def train_half(path, run, execution):
-    """Run ten of the twenty steps, saving the state after every five."""
+    """Run half of the ten steps, saving the state after every five."""
     original = Stepper.run
 
     def limited(self, step):
-        if step == 12:
+        if step == 7:
             raise KeyboardInterrupt
         original(self, step)
 
@@ -141,19 +139,15 @@ def test_sharded_run_resumes_to_the_same_weights(runs):
 
 def test_suite_with_a_time_limit_stops_in_all_processes(tmp_path):
     """Rank 0 simulates while the others wait; an interrupted simulation must not leave them waiting."""
-    launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
+    launch = "import os, sys; os.chdir(sys.argv.pop(1)); from torch.distributed.run import main; main()"
+    launcher = ["--standalone", "--nproc-per-node=2", "-m", "sigmasolver"]
     sizes = [option for setting in ("task.train=2", "task.test=1") for option in ("--set", setting)]
     arguments = ["suite", "ledger", "--only", "darcy-ffno-*", "--data-seed", "0", "--minutes", "1e-9", *sizes]
-    done = subprocess.run(
-        [sys.executable, *launcher, "-m", "sigmasolver", *arguments, "--device", "cpu"],
-        cwd=tmp_path,
-        env={**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"},
-        capture_output=True,
-        text=True,
-        timeout=300,
-    )
-    assert done.returncode == 0, done.stderr
-    assert "stopped by --minutes while simulating darcy (0.0 % trained)" in done.stdout
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
+    process = Forked(launch, tmp_path, *launcher, *arguments, "--device", "cpu", env=environment)
+    out, err = process.communicate(timeout=300)
+    assert process.returncode == 0, err
+    assert "stopped by --minutes while simulating darcy (0.0 % trained)" in out
 
 
 # --- processes without a launcher, which would end the others when one of them dies

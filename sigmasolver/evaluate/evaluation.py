@@ -36,7 +36,7 @@ from sigmasolver.data.domain import Domain
 from sigmasolver.data.formats import opened
 from sigmasolver.data.header import Header
 from sigmasolver.data.layout import shape_text
-from sigmasolver.data.mask import fluid_of, in_fluid, zero_in_solid
+from sigmasolver.data.mask import in_fluid, zero_in_solid
 from sigmasolver.data.normalise import Normaliser
 from sigmasolver.data.reader import Reader
 from sigmasolver.data.windows import Windows, spread_evenly
@@ -383,10 +383,7 @@ def measure(
         history, future = (frames.to(world.device) for frames in windows.batch(indices))
         windows.refuse_non_finite(indices, history, future)
         times = windows.frame_times(indices)
-        fluid = None
-        if forecaster.mask is not None:
-            fluid = fluid_of(history, forecaster.inputs.fields.index(forecaster.mask))
-            fluid = None if bool(fluid.all()) else fluid
+        fluid = forecaster.fluid_points(history)
         with torch.no_grad():
             forecasts = predict(forecaster, history, future, request.protocol, times)
             for part, frames, encode in zip(parts, forecasts, encodings, strict=True):

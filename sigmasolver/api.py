@@ -188,17 +188,14 @@ def infer_recipe(
         >>> sigmasolver.infer_recipe("waves.h5", settings=["task.history=2", "task.horizon=3"]).task.targets
         ('u',)
     """
-    from sigmasolver.data.constant import constant_fields
     from sigmasolver.data.formats import open_data
     from sigmasolver.recipes import changed
     from sigmasolver.runtime.parallel import device_of
-    from sigmasolver.train.infer_recipe import UserChoices
-    from sigmasolver.train.infer_recipe import infer_recipe as infer
+    from sigmasolver.train.infer_recipe import UserChoices, infer_from_data
 
     gpu = device_of(device).type == "cuda"
     with open_data(data) as store:
-        choices = UserChoices(store.path.stem, model=model, seed=seed, constant=constant_fields(store))
-        recipe, _ = infer(store.header, len(store), choices, gpu)
+        recipe = infer_from_data(store, UserChoices(store.path.stem, model=model, seed=seed), gpu)
     return changed(recipe, settings)
 
 

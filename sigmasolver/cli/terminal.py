@@ -141,7 +141,7 @@ def print_summary(console: Console, summary: Summary) -> None:
     split = summary.published_split
     if split is not None:
         sizes = f"{len(split.train)} train, {len(split.validation)} validation, {len(split.test)} test"
-        console.print(f"  published split:  {sizes}", soft_wrap=True)
+        console.print(f"  published split: {sizes}", soft_wrap=True)
     settings = ", ".join(
         f"{name}={value if isinstance(value, str) or len(str(value)) < 100 else f'({len(value)} entries)'}"
         for name, value in header.parameters.items()

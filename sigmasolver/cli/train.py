@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Annotated
@@ -25,12 +24,10 @@ from sigmasolver.cli.own_data import (
 from sigmasolver.cli.terminal import console, print_threads, training
 
 if TYPE_CHECKING:
-    from sigmasolver.data.formats import ReadOptions
     from sigmasolver.data.reader import Reader
     from sigmasolver.recipes import Recipe
     from sigmasolver.runs import Run
     from sigmasolver.runtime.parallel import World
-    from sigmasolver.train.infer_recipe import UserChoices
 
 __all__ = ["Config", "Minutes", "engine_of", "named_recipe", "print_trained", "train"]
 
@@ -114,7 +111,7 @@ def train(
     from sigmasolver.runtime.parallel import join
     from sigmasolver.settings import check_settings
     from sigmasolver.train.engine import Execution
-    from sigmasolver.train.infer_recipe import UserChoices
+    from sigmasolver.train.infer_recipe import UserChoices, infer_from_data
     from sigmasolver.train.job import resume_run, train_run
     from sigmasolver.train.tracking import combine_watches
     from sigmasolver.train.tracking import tensorboard as event_files
@@ -182,8 +179,9 @@ def train(
                 vectors=_vectors(vector),
                 mask=mask,
                 test=test if test_store is None else 0,
+                steady=read_options.steady,
             )
-            recipe = changed(_infer(store, choices, read_options, world), settings or [])
+            recipe = changed(infer_from_data(store, choices, world.device.type == "cuda"), settings or [])
         else:
             recipe = named
         _print_plan(recipe, store, test_store, world, stderr=print_config)
@@ -208,22 +206,6 @@ def named_recipe(
         f"{name}={value}" for name, value in (("model.name", model), ("train.seed", seed)) if value is not None
     ]
     return changed(read_config(config), [*overrides, *settings])
-
-
-def _infer(data: Reader, choices: UserChoices, read_options: ReadOptions, world: World) -> Recipe:
-    """The recipe for a user's own data."""
-    from sigmasolver.data.constant import constant_fields
-    from sigmasolver.train.infer_recipe import infer_recipe
-
-    if read_options.steady and (frames := len(data.header.layout.times)) > 1:
-        raise ValueError(
-            f"{data.path} has {frames} frames and is not steady; omit --steady, or import its source again."
-        )
-    if choices.test is not None and data.published_split is not None:
-        raise ValueError(f"{data.path} defines its own test split; omit --test and --test-data.")
-    if choices.targets is None:
-        choices = replace(choices, constant=constant_fields(data, choices.fields))
-    return infer_recipe(data.header, len(data), choices, world.device.type == "cuda")[0]
 
 
 def _print_plan(recipe: Recipe, data: Reader, test: Reader | None, world: World, stderr: bool) -> None:

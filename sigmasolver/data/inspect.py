@@ -30,6 +30,7 @@ from sigmasolver.data.reader import Reader
 from sigmasolver.data.split import Split
 from sigmasolver.data.store import StoreReader, is_store
 from sigmasolver.runs.files import os_errors_as_value_errors, replacing
+from sigmasolver.spread import evenly_spaced
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -304,9 +305,9 @@ def draw(path: str | Path, picture: str | Path, index: int = 0, columns: int = 5
             raise StoreError(f"{path} has no trajectory {index}: it has {len(store)} (indices start at 0).")
         if len(header.grid) == 1:
             raise StoreError(f"{path} has one-dimensional fields; only fields on two or three axes can be drawn.")
-        frames = np.unique(np.linspace(0, header.shape[0] - 1, columns).round().astype(int))
+        frames = evenly_spaced(header.shape[0], columns)
         order = header.layout.upright
-        values = np.stack([_plane(transpose_axes(store[index, int(frame)], 0, order)) for frame in frames]).astype(
+        values = np.stack([_plane(transpose_axes(store[index, frame], 0, order)) for frame in frames]).astype(
             np.float64
         )
         header = replace(header, layout=header.layout.transposed(order))

@@ -25,6 +25,7 @@ import torch
 from sigmasolver.data.header import DTYPES, Header
 from sigmasolver.data.reader import Reader
 from sigmasolver.settings import suggest
+from sigmasolver.spread import evenly_spaced
 
 __all__ = ["Pair", "Resident", "Row", "Source", "WindowSpec", "Windows", "spread_evenly"]
 
@@ -406,8 +407,7 @@ class Windows:
 
 def spread_evenly(count: int, requested: int | None) -> torch.Tensor:
     """`requested` evenly spaced indices from 0 to `count` - 1; all if None."""
-    number = count if requested is None else min(requested, count)
-    return torch.linspace(0, count - 1, number, dtype=torch.float64).round().long()
+    return torch.tensor(evenly_spaced(count, count if requested is None else requested), dtype=torch.long)
 
 
 class Resident:

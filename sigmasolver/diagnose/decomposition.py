@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import torch
 
-from sigmasolver.diagnose.subject import Findings, Subject, fluid_points, without_solid
+from sigmasolver.diagnose.subject import Findings, Subject, without_solid
 from sigmasolver.forecast import Forecaster, rollout
 
 __all__ = ["TERMS", "decompose", "decomposition"]
@@ -58,7 +58,7 @@ def decompose(
         forced = rollout(forecaster, history, horizon, truth, times=times).frames
     # Both share the first call; on a GPU two evaluations may differ by round-off.
     forced[:, : forecaster.block] = free[:, : forecaster.block]
-    fluid = fluid_points(forecaster, history)
+    fluid = forecaster.fluid_points(history)
     free, forced, true = without_solid(fluid, free.double(), forced.double(), truth.double())
     injected, propagated = forced - true, free - forced
     return {

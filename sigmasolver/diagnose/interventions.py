@@ -18,7 +18,7 @@ from dataclasses import dataclass, replace
 import torch
 
 from sigmasolver.diagnose.cases import deviation
-from sigmasolver.diagnose.subject import Findings, Subject, fluid_points, without_solid
+from sigmasolver.diagnose.subject import Findings, Subject, without_solid
 from sigmasolver.diagnose.watch import OPERATOR_CLASSES, operators, silenced
 from sigmasolver.evaluate import metrics
 from sigmasolver.forecast import rollout
@@ -80,7 +80,7 @@ def _add_rows(findings: Findings, subject: Subject, kinds: list[str]) -> None:
     aligned: dict[str, list[Alignment]] = {}
     for indices, history, truth in subject.batches():
         times = subject.times(indices)
-        fluid = fluid_points(subject.forecaster, history)
+        fluid = subject.forecaster.fluid_points(history)
         (true,) = without_solid(fluid, truth)
         (intact,) = without_solid(fluid, _forecast(subject, history, times))
         errors.setdefault("intact", []).append(_errors(intact, true))

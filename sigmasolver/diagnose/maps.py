@@ -12,7 +12,7 @@ import numpy as np
 import torch
 
 from sigmasolver.data.windows import spread_evenly
-from sigmasolver.diagnose.subject import Findings, Subject, fluid_points, without_solid
+from sigmasolver.diagnose.subject import Findings, Subject, without_solid
 from sigmasolver.evaluate import metrics
 from sigmasolver.forecast import rollout
 
@@ -43,7 +43,7 @@ def maps(subject: Subject) -> Findings:
         given.append(history[:, -1].cpu())
         truth.append(future[:, steps].cpu())
         forecast.append(frames[:, steps].cpu())
-        fluid = fluid_points(subject.forecaster, history)
+        fluid = subject.forecaster.fluid_points(history)
         errors.append(metrics.relative_l2_per_lead(*without_solid(fluid, frames[:, steps], future[:, steps])).cpu())
     last_input, true, predicted = (torch.cat(parts) for parts in (given, truth, forecast))
     with np.errstate(over="ignore"):

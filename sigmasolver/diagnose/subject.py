@@ -15,25 +15,17 @@ from typing import Any
 import numpy as np
 import torch
 
-from sigmasolver.data.mask import fluid_of, zero_in_solid
+from sigmasolver.data.mask import zero_in_solid
 from sigmasolver.data.windows import Windows
 from sigmasolver.forecast import Forecaster
 from sigmasolver.recipes import Recipe
 from sigmasolver.runs import Run
 
-__all__ = ["Findings", "NotApplicable", "Subject", "fluid_points", "without_solid"]
+__all__ = ["Findings", "NotApplicable", "Subject", "without_solid"]
 
 
 class NotApplicable(ValueError):
     """The diagnostic is not defined for this model; the message says why."""
-
-
-def fluid_points(forecaster: Forecaster, history: torch.Tensor) -> torch.Tensor | None:
-    """(B, 1, *grid, 1) bool, True at fluid points; None if all points are fluid."""
-    if forecaster.mask is None:
-        return None
-    fluid = fluid_of(history, forecaster.inputs.fields.index(forecaster.mask))
-    return None if bool(fluid.all()) else fluid
 
 
 def without_solid(fluid: torch.Tensor | None, *frames: torch.Tensor) -> tuple[torch.Tensor, ...]:

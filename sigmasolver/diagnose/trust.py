@@ -16,7 +16,7 @@ import torch
 from sigmasolver.data.mask import in_fluid
 from sigmasolver.diagnose.ensemble import add_ensemble, measure_members
 from sigmasolver.diagnose.states import States, training_states
-from sigmasolver.diagnose.subject import Findings, Subject, fluid_points, without_solid
+from sigmasolver.diagnose.subject import Findings, Subject, without_solid
 from sigmasolver.evaluate import metrics
 from sigmasolver.forecast import rollout
 
@@ -44,7 +44,7 @@ def trust(subject: Subject) -> Findings:
                 rollout(member, history, subject.horizon, times=times).frames
                 for member in (subject.forecaster, *subject.peers)
             ]
-        parts.append(_measure(frames, truth, states, sides, fluid_points(subject.forecaster, history)))
+        parts.append(_measure(frames, truth, states, sides, subject.forecaster.fluid_points(history)))
     measures = {name: torch.cat([part[name] for part in parts]) for name in parts[0]}
     findings = Findings()
     _add_correlation(findings, measures, subject)

@@ -36,7 +36,7 @@ from sigmasolver.data.domain import Domain
 from sigmasolver.data.formats import opened
 from sigmasolver.data.header import Header
 from sigmasolver.data.layout import shape_text
-from sigmasolver.data.mask import fluid_of, in_fluid, zero_in_solid
+from sigmasolver.data.mask import in_fluid, zero_in_solid
 from sigmasolver.data.normalise import Normaliser
 from sigmasolver.data.reader import Reader
 from sigmasolver.data.windows import Windows, spread_evenly
@@ -384,10 +384,7 @@ def measure(
         history, future = (frames.to(world.device) for frames in windows.batch(indices))
         windows.refuse_non_finite(indices, history, future)
         times = windows.frame_times(indices)
-        fluid = None
-        if forecaster.mask is not None:
-            fluid = fluid_of(history, forecaster.inputs.fields.index(forecaster.mask))
-            fluid = None if bool(fluid.all()) else fluid
+        fluid = forecaster.fluid_points(history)
         with torch.no_grad():
             forecasts = predict(forecaster, history, future, request.protocol, times)
             for part, frames, encode in zip(parts, forecasts, encodings, strict=True):
@@ -405,9 +402,8 @@ def measure(
     ]
     if real:
         mean_truth = world.gather(sum_of_truth[None], world.size).sum(0) / len(selected)
-        mean_square = mean_truth.square().flatten(0, -2).mean(0)
         for measures in gathered:
-            measures["variance"] = measures["true_squared"].mean(0) - mean_square
+            measures["variance"] = metrics.variance_from(measures["true_squared"].mean(0), mean_truth)
     return gathered[0], gathered[1]
 
 
@@ -494,7 +490,7 @@ def rows_of(
 
     zero_fields = _zero_fields(measures)
     add_ratio("relative_l2", measures["relative_l2"], None)
-    add_ratio("relative_l2_final", measures["relative_l2_lead"][:, -1], None)
+    add_ratio("relative_l2_final", metrics.relative_l2_final_from(measures["relative_l2_lead"]), None)
     joint = measures["relative_l2_joint"]
     add("relative_l2_joint", None, None, float(joint.mean()), float(joint.std()) if len(joint) > 1 else None)
     for metric in ("relative_l2_lead", "spectrum_error_lead"):
@@ -516,7 +512,8 @@ def rows_of(
                 for band, value in zip(("low", "mid", "high"), bands.tolist(), strict=True):
                     add(f"frmse_{band}", name, None, value)
         if "variance" in measures:
-            add("r2", name, None, 1 - float(squared.mean() / measures["variance"][list(members)].mean()))
+            variance = measures["variance"][list(members)].mean()
+            add("r2", name, None, float(metrics.r2_from(squared.mean(), variance)))
         _add_correlation(add, name, members, measures, step)
     for metric in ("kinetic_energy", "frequency_error"):
         if metric in measures:

@@ -7,7 +7,9 @@ input frames are excluded. Physical units, unless a function says otherwise. The
 
 so functions keep the sample axis and the caller finishes with `.mean(dim=0)`. Results of several batches are
 concatenated along the samples first; operations that are not a mean over samples (the root in RMSE) come afterwards.
-Such a metric has a function of frames and one of concatenated results: `frmse` is `frmse_from` of `fourier_energy`.
+Such a metric has a function of frames, for users, and one of concatenated results, which `evaluation` calls; both share
+the formula: `frmse` is `frmse_from` of `fourier_energy`, `rmse` and `mae` are `mean_except`, `realm_correlation` is
+`mean_correlation`.
 
 Sums are accumulated in float64 whatever the input dtype, there is no host sync, and no epsilon hides a zero: a ratio
 with zero denominator is inf, or NaN if the numerator is zero too. Non-finite predictions give non-finite errors.
@@ -53,6 +55,7 @@ __all__ = [
     "mean_except",
     "pearson",
     "r2",
+    "r2_from",
     "ratio_of_norms",
     "realm_correlation",
     "realm_error",
@@ -61,11 +64,13 @@ __all__ = [
     "realm_error_per_call_from",
     "relative_l2",
     "relative_l2_final",
+    "relative_l2_final_from",
     "relative_l2_joint",
     "relative_l2_per_lead",
     "relative_spectrum_error",
     "rmse",
     "squared_error",
+    "variance_from",
 ]
 
 _SAMPLE_LEAD_FIELD = ("sample", "lead", "field")
@@ -88,7 +93,12 @@ def relative_l2_per_lead(predicted: Tensor, true: Tensor) -> Tensor:
 
 def relative_l2_final(predicted: Tensor, true: Tensor) -> Tensor:
     """(B, q): the last of `relative_l2_per_lead` (the "final" columns)."""
-    return relative_l2_per_lead(predicted, true)[:, -1]
+    return relative_l2_final_from(relative_l2_per_lead(predicted, true))
+
+
+def relative_l2_final_from(per_lead: Tensor) -> Tensor:
+    """`relative_l2_final` from the `relative_l2_per_lead` (B, H, q) of all samples."""
+    return per_lead[:, -1]
 
 
 def relative_l2_joint(predicted: Tensor, true: Tensor) -> Tensor:
@@ -218,7 +228,18 @@ def r2(predicted: Tensor, true: Tensor) -> Tensor:
     """One number, RealPDEBench's coefficient of determination: 1 − Σ (ŷ − y)² / Σ (y − ȳ)², where ȳ is the mean over
     the samples at every lead, point and field; −inf for a single sample."""
     predicted, true = _checked_pair(predicted, true)
-    return 1 - (predicted - true).square().sum() / (true - true.mean(dim=0)).square().sum()
+    return r2_from((predicted - true).square().sum(), (true - true.mean(dim=0)).square().sum())
+
+
+def r2_from(squared_error: Tensor, variance: Tensor) -> Tensor:
+    """`r2` from the squared error and the variance of the truth, both as sums or both as means over all samples."""
+    return 1 - squared_error / variance
+
+
+def variance_from(mean_square: Tensor, mean: Tensor) -> Tensor:
+    """(q,): variance over the samples, averaged over leads and points, from moments that batches can accumulate: the
+    mean square (q,) over samples, leads and points, and the mean frames (H, *grid, q) over the samples."""
+    return mean_square - mean.square().flatten(0, -2).mean(0)
 
 
 def kinetic_energy(predicted: Tensor, true: Tensor) -> Tensor:

@@ -145,6 +145,13 @@ class Forecaster(nn.Module):
         frames = frames if self.boundary is None else BOUNDARIES[self.boundary](frames, self.targets.fields)
         return frames if self.mask is None else self._keep_solid(frames, history, self.mask)
 
+    def fluid_points(self, history: torch.Tensor) -> torch.Tensor | None:
+        """(B, 1, *grid, 1) bool, True at fluid points; None if all points are fluid, as they are without a mask."""
+        if self.mask is None:
+            return None
+        fluid = fluid_of(history, self.inputs.fields.index(self.mask))
+        return None if bool(fluid.all()) else fluid
+
     def _keep_solid(self, frames: torch.Tensor, history: torch.Tensor, mask: str) -> torch.Tensor:
         fluid, targets = fluid_of(history, self.inputs.fields.index(mask)), self.targets.fields
         fed_back = self.inputs.fields[: len(targets)] == targets

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 import torch.nn.functional as F
 
-from sigmasolver.ops.dispatch import prefers
+from sigmasolver.ops.dispatch import TRANSFORMED, is_transformed, prefers
 
 __all__ = ["attention"]
 
@@ -20,11 +20,11 @@ def attention(
     """softmax(Q K^T / sqrt(D)) V, (B, H, N, D); `dropout` is the dropout probability of the attention weights.
 
     B may be several axes. A token attends only where the boolean mask is true. Uses `scaled_dot_product_attention`,
-    which never materialises the N x N matrix but supports neither forward-mode nor second derivatives; inside a
-    `torch.func` transform, which may need them, the products are explicit.
+    which never materialises the N x N matrix but supports neither forward-mode nor second derivatives; in forward mode
+    and inside a `torch.func` transform, which may need them, the products are explicit.
     """
-    transformed = not torch.compiler.is_compiling() and torch._C._functorch.is_functorch_wrapped_tensor(Q_BHND)
-    reason = "a function transform is active" if transformed else None
+    # Unlike a fused kernel, torch's function can be traced: `is_traced` would avoid it too often.
+    reason = TRANSFORMED if is_transformed(Q_BHND) else None
     if not prefers("attention", "scaled_dot_product_attention", "explicit products", reason):
         S_BHNN = Q_BHND @ K_BHND.mT * Q_BHND.shape[-1] ** -0.5
         if mask_NN is not None:

@@ -30,12 +30,14 @@ from sigmasolver.ops.stream import LOW_PRECISION, StreamBlock
 
 __all__ = [
     "TRACED",
+    "TRANSFORMED",
     "Limit",
     "choose",
     "exceeded",
     "explain",
     "first_hook",
     "is_traced",
+    "is_transformed",
     "plain",
     "prefers",
     "splits_stream",
@@ -44,7 +46,8 @@ __all__ = [
 
 Limit = tuple[str, int, int]
 """Name of a size, its value, and the largest value that a kernel supports."""
-TRACED = "a tracer, forward-mode differentiation or a function transform is active"
+TRANSFORMED = "forward-mode differentiation or a function transform is active"
+TRACED = f"a tracer, {TRANSFORMED}"
 interpreted = False
 """Set by tests: Triton's interpreter runs the kernels on CPU tensors too."""
 _plain_depth = 0
@@ -152,10 +155,17 @@ def splits_stream(x: torch.Tensor, blocks: Iterable[nn.Module]) -> bool:
 
 def is_traced(x: torch.Tensor) -> bool:
     """Whether this tensor is seen by a tracer, forward-mode differentiation or a function transform."""
-    if torch.compiler.is_compiling() or torch.autograd.forward_ad._current_level >= 0:
+    if torch.compiler.is_compiling():
         return True
     ordinary = isinstance(x, nn.Parameter) or type(x) is torch.Tensor
-    return not ordinary or torch._C._functorch.is_functorch_wrapped_tensor(x)
+    return not ordinary or is_transformed(x)
+
+
+def is_transformed(x: torch.Tensor) -> bool:
+    """Whether forward-mode differentiation or a function transform is active, outside of a tracer."""
+    if torch.compiler.is_compiling():
+        return False
+    return torch.autograd.forward_ad._current_level >= 0 or torch._C._functorch.is_functorch_wrapped_tensor(x)
 
 
 def _why_one_tensor(x: torch.Tensor, blocks: Iterable[nn.Module]) -> str | None:

@@ -11,6 +11,7 @@ import io
 import numpy as np
 
 from sigmasolver.report.digits import significant
+from sigmasolver.report.errors import percent_text, relative_l2
 from sigmasolver.report.pictures import NOT_FINITE, Scale, error_scale, field_scale
 from sigmasolver.report.study import AnimatedPng, Dimensions, Maps
 
@@ -44,11 +45,11 @@ def animate(maps: Maps, model: str, dimensions: Dimensions, truth: str = "truth"
         image = Image.new("P", size, background)
         image.putpalette(palette.tobytes())
         draw = ImageDraw.Draw(image)
-        time, percent = dimensions.time(lead), significant(100 * float(np.linalg.norm(error) / np.linalg.norm(true)))
+        time, relative = dimensions.time(lead), percent_text(relative_l2(error, true))
         headers = (
             (truth, f"lead {lead}{', ' if time else ''}{time}"),
             (model, ""),
-            (f"error, 0 to {significant(errors.high)}", f"{percent} %"),
+            (f"error, 0 to {significant(errors.high)}", relative),
         )
         for index, (panel, scale, first) in enumerate(
             ((true, values, 0), (forecast, values, 0), (error, errors, COLOURS))

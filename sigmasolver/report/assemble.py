@@ -24,7 +24,6 @@ from sigmasolver.report.rows import (
     Rows,
     at_leads,
     evaluated,
-    evenly_spaced,
     lowest_seeds,
     mean_and_std,
     runs_in,
@@ -37,6 +36,7 @@ from sigmasolver.report.rows import (
 from sigmasolver.report.sample import sample_of, timing_of
 from sigmasolver.report.study import TRIVIAL_BASELINES, Card, Curve, Dimensions, Maps, Study
 from sigmasolver.report.tables import HORIZON, LEAD, MEAN_OVER_FIELDS, PARAMETERS, comparison, curves
+from sigmasolver.spread import evenly_spaced
 
 __all__ = ["headline", "study_of"]
 

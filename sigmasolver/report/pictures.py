@@ -19,13 +19,13 @@ from dataclasses import dataclass
 import numpy as np
 
 from sigmasolver.report.digits import significant
+from sigmasolver.report.errors import blown_up, percent_text, relative_l2
 from sigmasolver.report.study import Dimensions, Maps
 
 __all__ = [
     "Animation",
     "FrameStrip",
     "Scale",
-    "blown_up",
     "encode_animation",
     "error_levels",
     "error_limit",
@@ -41,8 +41,6 @@ GREY, INDEXED = 0, 3
 """PNG colour types."""
 PERCENTILE = 99.5
 """Percentile of the errors at which their scale ends (app:rollout-case-studies)."""
-BLOWN_UP = 10.0
-"""A forecast has blown up if its norm exceeds this multiple of the largest norm of the truth (`metrics.blow_up`)."""
 
 
 @dataclass(frozen=True)
@@ -140,7 +138,7 @@ def encode_animation(maps: Maps) -> Animation:
     strips = []
     for model, error in errors.items():
         levels = np.stack([error_levels(frame, top) for frame, top in zip(error, tops, strict=True)])
-        notes = tuple(_relative_error(frame, true) for frame, true in zip(error, maps.truth, strict=True))
+        notes = tuple(percent_text(relative_l2(frame, true)) for frame, true in zip(error, maps.truth, strict=True))
         forecast = _encode_strip(values.levels(maps.forecasts[model]))
         strips.append(FrameStrip(model, forecast, _encode_strip(levels), notes))
     truth_strip = _encode_strip(values.levels(maps.truth))
@@ -190,25 +188,6 @@ def error_limit(errors: Iterable[np.ndarray], truth: np.ndarray) -> float:
     pooled = pooled[np.isfinite(pooled)]
     top = float(np.percentile(pooled, PERCENTILE)) if pooled.size else 0.0
     return top or float(np.abs(truth[np.isfinite(truth)]).max()) or 1.0
-
-
-def blown_up(forecast: np.ndarray, truth: np.ndarray) -> np.ndarray:
-    """For each lead of (leads, ...), return whether the forecast is not finite or far larger than the truth.
-
-    Such frames are excluded from the error scale because they would hide the errors of all others.
-    """
-    known = np.isfinite(truth)
-    flattened = (np.where(known, frames, 0).reshape(len(frames), -1).astype(np.float64) for frames in (forecast, truth))
-    norms, true_norms = (np.linalg.norm(frames, axis=1) for frames in flattened)
-    largest = true_norms.max()
-    return ~(norms <= (BLOWN_UP * largest if largest else np.finfo(np.float64).max))  # comparisons with NaN are false
-
-
-def _relative_error(difference: np.ndarray, truth: np.ndarray) -> str:
-    """Relative L2 error of one frame in per cent."""
-    with np.errstate(divide="ignore", invalid="ignore"):
-        text = significant(100 * float(np.linalg.norm(difference) / np.linalg.norm(truth.astype(np.float64))))
-    return text if text[-1].isalpha() else f"{text} %"
 
 
 def _png(levels: np.ndarray, palette: np.ndarray | None = None) -> bytes:

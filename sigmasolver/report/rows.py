@@ -27,7 +27,6 @@ __all__ = [
     "deduplicate",
     "diagnosed",
     "evaluated",
-    "evenly_spaced",
     "lowest_seeds",
     "mean_and_std",
     "precision_of",
@@ -226,12 +225,6 @@ def with_unique_names(records: Rows) -> list[dict[str, Any]]:
 def unique(values: Iterable[Any]) -> list[Any]:
     """Remove duplicates, keeping the order of first appearance."""
     return list(dict.fromkeys(values))
-
-
-def evenly_spaced(count: int, limit: int) -> list[int]:
-    """At most `limit` evenly spaced indices below `count`, including the first and the last."""
-    # `data.windows.spread_evenly` rounds some halves the other way (26, 23); both stay so that results do not change.
-    return [int(index) for index in np.linspace(0, count - 1, min(limit, count)).round()]
 
 
 def shared_leads(runs: Sequence[Mapping[str, np.ndarray]]) -> tuple[int, ...]:

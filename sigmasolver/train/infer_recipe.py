@@ -3,20 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import prod
 
-from sigmasolver.data.constant import stated_constant
+from sigmasolver.data.constant import constant_fields, stated_constant
 from sigmasolver.data.domain import time_steps, unevenly_spaced
 from sigmasolver.data.header import Header
 from sigmasolver.data.layout import shape_text
+from sigmasolver.data.reader import Reader
 from sigmasolver.data.split import Split, WindowLists
 from sigmasolver.models import Options
 from sigmasolver.recipes import ModelRecipe, Recipe, TrainRecipe
 from sigmasolver.settings import suggest
 from sigmasolver.tasks import Task, velocity_in
 
-__all__ = ["UserChoices", "describe_recipe", "infer_recipe"]
+__all__ = ["UserChoices", "describe_recipe", "infer_from_data", "infer_recipe"]
 
 LARGE = {1: 4096, 2: 256**2, 3: 64**3}
 """Number of points above which a grid is subsampled, by its number of axes."""
@@ -42,6 +43,24 @@ class UserChoices:
     """Number of test trajectories."""
     constant: tuple[str, ...] = ()
     """Fields detected as constant in time, besides those that the data declare; not targets by default."""
+    steady: bool | None = None
+    """Whether the data have no time, as stated by the user."""
+
+
+def infer_from_data(data: Reader, choices: UserChoices, gpu: bool) -> Recipe:
+    """The recipe for a user's data; unless the user names the targets, fields that are constant in time are detected.
+
+    Raises ValueError if the data contradict a choice.
+    """
+    if choices.steady and (frames := len(data.header.layout.times)) > 1:
+        raise ValueError(
+            f"{data.path} has {frames} frames and is not steady; omit --steady, or import its source again."
+        )
+    if choices.test is not None and data.published_split is not None:
+        raise ValueError(f"{data.path} defines its own test split; omit --test and --test-data.")
+    if choices.targets is None:
+        choices = replace(choices, constant=constant_fields(data, choices.fields))
+    return infer_recipe(data.header, len(data), choices, gpu)[0]
 
 
 def infer_recipe(header: Header, count: int, choices: UserChoices, gpu: bool) -> tuple[Recipe, list[str]]:

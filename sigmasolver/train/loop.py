@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from sigmasolver.data.mask import fluid_of, zero_in_solid
+from sigmasolver.data.mask import zero_in_solid
 from sigmasolver.data.normalise import Normaliser
 from sigmasolver.data.windows import Windows, spread_evenly
 from sigmasolver.evaluate import metrics
@@ -207,8 +207,8 @@ def validate(forecaster: Forecaster, windows: Windows, execution: Execution, che
         history, future = (tensor.to(world.device) for tensor in windows.batch(batch))
         with torch.no_grad():
             frames = rollout(forecaster, history, windows.spec.horizon, times=windows.frame_times(batch)).frames
-        if forecaster.mask is not None:
-            fluid = fluid_of(history, forecaster.inputs.fields.index(forecaster.mask))
+        fluid = forecaster.fluid_points(history)
+        if fluid is not None:
             frames, future = zero_in_solid(frames, fluid), zero_in_solid(future, fluid)
         measure = _energies if check == "rmse" else _relative_errors
         errors.append(measure(forecaster.targets, frames, future))

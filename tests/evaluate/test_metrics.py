@@ -24,7 +24,7 @@ OF_CONCATENATED = {
 """The per-sample input of each metric of concatenated samples."""
 NOT_OF_PAIRS = (
     "component_mean", "correlation_time", "energy_spectrum", "fourier_energy", "is_constant", "mean_correlation",
-    "mean_except", "ratio_of_norms", *OF_CONCATENATED,
+    "mean_except", "r2_from", "ratio_of_norms", "relative_l2_final_from", "variance_from", *OF_CONCATENATED,
 )  # fmt: skip
 PAIRWISE = {name: getattr(m, name) for name in m.__all__ if name not in (*GROUPED, *NOT_OF_PAIRS)}
 PAIRWISE |= {name: partial(getattr(m, name), group_sizes=(1, 1)) for name in GROUPED}
@@ -365,7 +365,7 @@ def test_metrics_under_scaling_and_offsets():
     torch.testing.assert_close(m.pearson(0.1 * predicted - 3, 7 * true + 2), m.pearson(predicted, true), **EXACT)
 
 
-@pytest.mark.parametrize("metric", [getattr(m, name) for name in m.__all__ if name.startswith("relative")])
+@pytest.mark.parametrize("metric", [PAIRWISE[name] for name in PAIRWISE if name.startswith("relative")])
 def test_relative_metrics_treat_samples_independently(metric):
     true, predicted = draw(0, 3, 2, 6, 7, 2), draw(1, 3, 2, 6, 7, 2)
     joined = torch.cat([metric(predicted[:1], true[:1]), metric(predicted[1:], true[1:])])
@@ -394,6 +394,16 @@ def test_mean_correlation_excludes_constant_truth():
     expected = torch.tensor([np.mean(lead) for lead in included], dtype=torch.float64)
     torch.testing.assert_close(m.mean_correlation(with_nan, constant, "lead"), expected, **EXACT)
     assert m.mean_correlation(with_nan, constant).item() == pytest.approx(np.mean(included[0] + included[1]), rel=1e-12)
+
+
+def test_r2_from_moments_of_batches_equals_r2():
+    """Σ (y − ȳ)² = Σ y² − n ȳ², where both moments are sums over batches."""
+    predicted, true = draw(0, 7, 3, 4, 5, 2), draw(1, 7, 3, 4, 5, 2) + 0.5
+    squared = torch.cat([m.squared_error(p, t) for p, t in zip(predicted.split(3), true.split(3), strict=True)])
+    mean = sum(batch.sum(0) for batch in true.split(3)) / len(true)
+    variance = m.variance_from(true.square().flatten(1, -2).mean(1).mean(0), mean)
+    torch.testing.assert_close(variance, true.var(dim=0, correction=0).flatten(0, -2).mean(0), **EXACT)
+    torch.testing.assert_close(m.r2_from(squared.mean(), variance.mean()), m.r2(predicted, true), **EXACT)
 
 
 @every_pairwise

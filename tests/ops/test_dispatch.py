@@ -4,10 +4,12 @@ import pytest
 import torch
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.autograd import forward_ad
 
 from sigmasolver.models import Options, build_model
 from sigmasolver.models.solver import Solver
 from sigmasolver.ops import dispatch
+from sigmasolver.ops.attention import attention
 from sigmasolver.ops.convolution import depthwise_convolution
 from sigmasolver.ops.dispatch import explain, why_plain
 from sigmasolver.ops.lift import lift
@@ -75,8 +77,23 @@ def test_attention_uses_torch_except_inside_a_function_transform(name):
     assert traced.count(("attention", "scaled_dot_product_attention")) == 1
     inside = explain(lambda: torch.func.jvp(model, (x,), (x,)))
     assert [decision for operation, decision in inside if operation == "attention"] == [
-        "explicit products: a function transform is active"
+        "explicit products: forward-mode differentiation or a function transform is active"
     ]
+
+
+def test_attention_in_forward_mode_is_the_derivative_of_torchs_function():
+    torch.manual_seed(0)
+    primals, tangents = (tuple(torch.randn(2, 3, 5, 4, dtype=torch.float64) for _ in range(3)) for _ in range(2))
+    with forward_ad.dual_level():
+        duals = [forward_ad.make_dual(*pair) for pair in zip(primals, tangents, strict=True)]
+        ((_, decision),) = explain(lambda: attention(*duals))
+        assert decision.startswith("explicit products: forward-mode")
+        value, derivative = forward_ad.unpack_dual(attention(*duals))
+    torch.testing.assert_close(value, attention(*primals))
+    ahead, behind = (
+        attention(*(x + step * t for x, t in zip(primals, tangents, strict=True))) for step in (1e-5, -1e-5)
+    )
+    torch.testing.assert_close(derivative, (ahead - behind) / 2e-5, rtol=1e-7, atol=1e-8)
 
 
 @pytest.mark.parametrize(

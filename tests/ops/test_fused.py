@@ -196,7 +196,8 @@ def test_mixing_parity(N, half, inner, branches, one_kernel, saved, seed):
         tuning.MAX_FUSED_MATMUL_CHANNELS, tuning.MAX_SAVED_BYTES = 128, saved_bytes
         fused_mixing._Launcher.forward = forward
     assert bool(calls) == one_kernel, "the intended form ran"
-    assert decisions == [("mixing products", "inside the kernel" if one_kernel else f"cuBLAS: width {C} is above 0")]
+    decision = "inside the kernel" if one_kernel else f"cuBLAS: width {C} is above 0"
+    assert decisions == [("mixing products", decision), ("mixing products, backward", decision)]
 
 
 @pytest.mark.parametrize(

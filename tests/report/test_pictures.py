@@ -5,15 +5,12 @@ import io
 
 import numpy as np
 import pytest
-import torch
 from matplotlib import colormaps
 from matplotlib.image import imread
 
-from sigmasolver.evaluate.metrics import blow_up
 from sigmasolver.report.pictures import (
     NOT_FINITE,
     Scale,
-    blown_up,
     encode_animation,
     error_levels,
     error_limit,
@@ -97,26 +94,6 @@ def test_error_limit_is_the_percentile():
     assert error_limit([errors, np.array([np.inf, np.nan])], truth) == np.percentile(errors, 99.5)
     assert error_limit([], truth) == 2.0  # no errors: falls back to the largest truth
     assert error_limit([np.zeros(3)], np.zeros(3)) == 1.0
-
-
-def test_blown_up_agrees_with_the_blow_up_metric():
-    """Parity with `metrics.blow_up` for each lead."""
-    rng = np.random.default_rng(0)
-    truth = rng.standard_normal((6, 4, 4)) * np.array([1, 2, 1, 1, 1, 1])[:, None, None]
-    size = 10 * np.linalg.norm(truth[1])
-    forecast = truth / np.linalg.norm(truth, axis=(1, 2), keepdims=True) * size
-    forecast *= np.array([0.1, 0.99, 1.01, 1, 1, 1])[:, None, None]
-    forecast[3], forecast[4, 0, 0], forecast[5] = truth[3], np.nan, np.inf
-    assert blown_up(forecast, truth).tolist() == [False, False, True, False, True, True]
-    for lead in range(6):
-        mixed = truth.copy()  # the truth except at one lead
-        mixed[lead] = forecast[lead]
-        (flagged,), (valid_leads,) = blow_up(*(torch.from_numpy(frames)[None, ..., None] for frames in (mixed, truth)))
-        assert bool(flagged) == blown_up(mixed, truth).any() == blown_up(forecast, truth)[lead]
-        assert int(valid_leads) == (lead if flagged else 6)
-    assert blown_up(np.full((1, 2), 9.0), np.zeros((1, 2))).tolist() == [False]  # no reference norm
-    partly = np.array([[1.0, np.nan]])
-    assert blown_up(np.array([[1.0, 2.0]]), partly).tolist() == [False]
 
 
 def test_animation_encodes_truth_forecast_error_and_relative_error():

@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 from math import prod
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -11,10 +12,12 @@ from hypothesis import strategies as st
 
 from sigmasolver.data.header import BOUNDARIES, Header
 from sigmasolver.data.layout import Layout
+from sigmasolver.data.split import Split
+from sigmasolver.data.store import open_store, write_store
 from sigmasolver.data.windows import Windows
 from sigmasolver.models import build_solver
 from sigmasolver.recipes import Recipe
-from sigmasolver.train.infer_recipe import LARGE, UserChoices, infer_recipe
+from sigmasolver.train.infer_recipe import LARGE, UserChoices, infer_from_data, infer_recipe
 from sigmasolver.train.loop import StepPlan
 from tests.data.memory import Memory
 
@@ -214,3 +217,25 @@ def test_any_history_block_and_horizon_is_used_or_rejected(frames, history, bloc
         assume(not recipe.task.steady)
         got = (recipe.task.history, recipe.task.block, recipe.task.horizon)
         assert all(requested in (None, value) for requested, value in zip((history, block, horizon), got, strict=True))
+
+
+@pytest.mark.parametrize(
+    ("choices", "split", "message"),
+    [
+        ({"steady": True}, None, "flow.h5 has 20 frames and is not steady; omit --steady"),
+        ({"test": 2}, Split((0, 1), (2,), (3,)), "flow.h5 defines its own test split; omit --test"),
+    ],
+)
+def test_infer_from_data_refuses_choices_that_contradict_the_data(choices, split, message):
+    data = SimpleNamespace(path="flow.h5", header=header(), published_split=split)
+    with pytest.raises(ValueError, match=message):
+        infer_from_data(data, replace(CHOICES, **choices), False)
+
+
+def test_infer_from_data_detects_constant_fields_unless_targets_are_named(tmp_path):
+    values = np.random.default_rng(0).standard_normal((4, 20, 32, 24, 2)).astype(np.float32)
+    values[..., 1] = values[:, :1, ..., 1]
+    write_store(tmp_path / "flow.h5", header(), values)
+    with open_store(tmp_path / "flow.h5") as data:
+        detected, named = (infer_from_data(data, replace(CHOICES, targets=t), False) for t in (None, ("v",)))
+    assert (detected.task.targets, named.task.targets) == (("u",), ("v",))

@@ -24,13 +24,12 @@ import triton
 import triton.language as tl
 from torch.autograd.function import once_differentiable
 
-from sigmasolver.ops.dispatch import exceeded, prefers
 from sigmasolver.ops.fused import dot_precision, product_dtype, tuning
 from sigmasolver.ops.fused.layer_norm import centre_rows, load_channels, norm_gradient, normalise_rows
 from sigmasolver.ops.fused.linear import product
 from sigmasolver.ops.fused.reductions import sum_partials
 from sigmasolver.ops.fused.stream import load_stream, store_stream
-from sigmasolver.ops.fused.swiglu import EXTRA, apply_gate, gate_backward, silu_times
+from sigmasolver.ops.fused.swiglu import EXTRA, apply_gate, fuses_products, gate_backward, silu_times
 from sigmasolver.ops.fused.weight_cache import WeightLayout, arrange
 from sigmasolver.ops.modules import Affine
 from sigmasolver.ops.side_streams import on_side_stream
@@ -293,8 +292,7 @@ class _Mixing(torch.autograd.Function):
         up, bias = _pad_gate_up(W_in, inner_width, dtype), _pad_gate_up(b_in, inner_width, torch.float32)
         down = arrange(W_out, WeightLayout((inner_width, channels), (channels, unpadded), (1, channels), dtype))
         launcher = _Launcher(H, low, responses, (w, b), eps)
-        width = "width", channels, tuning.MAX_FUSED_MATMUL_CHANNELS
-        if prefers("mixing products", "inside the kernel", "cuBLAS", exceeded((width,))):
+        if fuses_products("mixing products", channels):
             out, low, y = launcher.forward(up, bias, down, b_out, save)
         else:
             y = launcher.normalise(dtype)

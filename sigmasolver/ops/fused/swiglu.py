@@ -20,9 +20,10 @@ import triton
 import triton.language as tl
 from torch.autograd.function import once_differentiable
 
+from sigmasolver.ops.dispatch import exceeded, prefers
 from sigmasolver.ops.fused import dot_precision, gpu_class, tuning
 
-__all__ = ["EXTRA", "apply_gate", "gate_backward", "silu_product", "silu_times"]
+__all__ = ["EXTRA", "apply_gate", "fuses_products", "gate_backward", "silu_product", "silu_times"]
 
 EXTRA = tl.constexpr(tuning.EXTRA_CHANNELS)
 
@@ -168,6 +169,12 @@ def _silu_backward(
     tl.store(dx + row * 2 * INNER + INNER + f[None, :], dup.to(dx.dtype.element_ty), mask=keep)
 
 
+def fuses_products(operation: str, channels: int) -> bool:
+    """Whether a kernel of `operation` also multiplies the matrices; for wider streams cuBLAS does."""
+    width = "width", channels, tuning.MAX_FUSED_MATMUL_CHANNELS
+    return prefers(operation, "inside the kernel", "cuBLAS", exceeded((width,)))
+
+
 def apply_gate(inner: torch.Tensor, bias: torch.Tensor, da: torch.Tensor | None) -> torch.Tensor:
     """a; given `da`, overwrite `inner` with the gradients of gate and up."""
     points, inner_width = inner.shape[0], inner.shape[1] // 2
@@ -183,7 +190,7 @@ def gate_backward(
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
     """a (N, F), the gradients of gate and up (N, 2 F), dy (N, C), and dout in the dtype of y (N, C + EXTRA)."""
     (inner_width, channels), points = W_out.shape, len(y)
-    if channels > tuning.MAX_FUSED_MATMUL_CHANNELS:
+    if not fuses_products("mixing products, backward", channels):
         inner, dout_cast = y[:, :channels] @ W_in.T, dout.to(y.dtype)
         a = apply_gate(inner, b_in, dout_cast @ W_out.T)
         return a, inner, inner @ W_in, dout_cast

@@ -22,9 +22,10 @@ from matplotlib.image import AxesImage
 from matplotlib.transforms import Affine2D
 
 from sigmasolver.report.digits import NOT_FINITE, significant
+from sigmasolver.report.errors import blown_up
 from sigmasolver.report.figures.layers import run_titles
 from sigmasolver.report.figures.style import GREY, TWO_COLUMNS, new_figure, style
-from sigmasolver.report.pictures import PERCENTILE, Scale, blown_up, error_limit, field_scale
+from sigmasolver.report.pictures import PERCENTILE, Scale, error_limit, field_scale
 from sigmasolver.report.published import OURS, TASK_LABELS
 from sigmasolver.report.rows import (
     Arrays,

@@ -1,6 +1,5 @@
 """Shared fixtures: one thread per worker (the tests run in parallel workers), fixed seeds, small models."""
 
-import atexit
 import gc
 import os
 import signal
@@ -48,11 +47,7 @@ def pytest_collection_finish() -> None:
 
 
 def pytest_sessionfinish() -> None:
-    """Freeze what is alive, because pytest collects five times now. At the exit nothing may be frozen, or extension
-    modules report leaks."""
-    gc.collect()
-    gc.freeze()
-    atexit.register(gc.unfreeze)
+    gc.unfreeze()
 
 
 @pytest.fixture(autouse=True)

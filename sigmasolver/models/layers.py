@@ -27,11 +27,17 @@ __all__ = [
     "distances_and_proportional",
     "draws_noise",
     "extended",
+    "full_precision",
     "linear",
     "padded",
     "perceptron",
     "proportional",
 ]
+
+
+def full_precision(x: torch.Tensor) -> torch.autocast:
+    """Context without autocast on the device of `x`."""
+    return torch.autocast(x.device.type, enabled=False)
 
 
 @grid_constant

@@ -42,7 +42,7 @@ import torch
 from torch import nn
 
 from sigmasolver.models.config import SolverConfig
-from sigmasolver.models.layers import LayerNorm, cropped, linear, padded, perceptron
+from sigmasolver.models.layers import LayerNorm, cropped, full_precision, linear, padded, perceptron
 from sigmasolver.models.solver import GridModel
 from sigmasolver.ops.constants import grid_constant
 
@@ -133,7 +133,7 @@ class SpectralBranch(nn.Module):
             return H
         grid = tuple(H.shape[1:-1])
         wide = torch.promote_types(H.dtype, torch.float32)
-        with torch.autocast(H.device.type, enabled=False):
+        with full_precision(H):
             X = torch.fft.rfftn(H.to(wide), dim=tuple(range(1, len(grid) + 1)), norm="forward")
             low, high = self.split(X, grid)
             alpha = self.alpha(X, grid)
@@ -285,7 +285,7 @@ class DriftNet(GridModel):
                 H = self.unmerges[stage - 1](H) + skips.pop()
             H = self._stage(STAGES + stage, H)
         # Full precision for the output, which bf16 would limit to eight significant bits.
-        with torch.autocast(x.device.type, enabled=False):
+        with full_precision(x):
             y = _channels_first(self.recover, H.to(self.dtype))
             return _channels_first(self.smooth, cropped(y, x.shape[1:-1]))
 

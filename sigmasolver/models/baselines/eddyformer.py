@@ -49,7 +49,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from sigmasolver.models.config import SolverConfig
-from sigmasolver.models.layers import Linear, TimeEmbedding
+from sigmasolver.models.layers import Linear, TimeEmbedding, full_precision
 from sigmasolver.models.solver import GridModel
 from sigmasolver.ops.attention import attention
 from sigmasolver.ops.constants import grid_constant
@@ -252,7 +252,7 @@ def _wide(dtype: torch.dtype) -> torch.dtype:
 
 def _along(matrix: torch.Tensor, x: torch.Tensor, axis: int) -> torch.Tensor:
     """Apply the matrix along one axis of x, in the dtype of the matrix; the result has the dtype of x."""
-    with torch.autocast(x.device.type, enabled=False):
+    with full_precision(x):
         return (x.to(matrix.dtype).movedim(axis, -1) @ matrix.T).movedim(-1, axis).to(x.dtype)
 
 
@@ -292,7 +292,7 @@ class ElementConvolution(nn.Module):
         """The convolution along one axis; `axis` starts at 0."""
         weight = self.weights[axis]
         outputs = weight.shape[-1]
-        with torch.autocast(x.device.type, enabled=False):
+        with full_precision(x):
             matrix = torch.einsum("sijn,nco->sjcio", basis, weight.to(basis.dtype))
             matrix = matrix.reshape(-1, self.m * outputs).to(weight.dtype)
         out = (windows(x, axis, self.m) @ matrix).unflatten(-1, (self.m, outputs))

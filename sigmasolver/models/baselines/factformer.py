@@ -43,7 +43,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from sigmasolver.models.config import SolverConfig
-from sigmasolver.models.layers import LayerNorm, Linear, TimeEmbedding, cropped, padded
+from sigmasolver.models.layers import LayerNorm, Linear, TimeEmbedding, cropped, full_precision, padded
 from sigmasolver.models.solver import GridModel
 from sigmasolver.ops.constants import grid_constant
 
@@ -127,7 +127,7 @@ def standardise_heads(O_BHnD: torch.Tensor, eps: float) -> torch.Tensor:
     """
     count, heads = math.prod(O_BHnD.shape[2:]), O_BHnD.shape[1]
     correction = (count - 1) / count
-    with torch.autocast(O_BHnD.device.type, enabled=False):  # group_norm accumulates in float32, also for bf16 inputs
+    with full_precision(O_BHnD):  # group_norm accumulates in float32, also for bf16 inputs
         weight = O_BHnD.new_full((heads,), math.sqrt(correction))
         return F.group_norm(O_BHnD.flatten(2), heads, weight, eps=eps * correction).view(O_BHnD.shape)
 
@@ -346,7 +346,7 @@ class Marching(nn.Module):
 
 def read(layer: nn.Linear, x: torch.Tensor) -> torch.Tensor:
     """Apply the layer in the dtype of its weights: bf16 would limit the output to eight significant bits."""
-    with torch.autocast(x.device.type, enabled=False):
+    with full_precision(x):
         return layer(x.to(layer.weight.dtype))
 
 

@@ -27,7 +27,7 @@ import torch
 from torch import nn
 
 from sigmasolver.models.config import SolverConfig
-from sigmasolver.models.layers import LayerNorm, Linear, TimeEmbedding, coordinates, linear
+from sigmasolver.models.layers import LayerNorm, Linear, TimeEmbedding, coordinates, full_precision, linear
 from sigmasolver.models.solver import GridModel, Solver, with_points
 from sigmasolver.models.spectral import SpectralOperator
 from sigmasolver.ops import affine
@@ -102,11 +102,11 @@ class MarkovFFNO(GridModel):
         H = self.with_time(self.lift(with_points(x, points)).to(self.dtype), time)
         change = H
         for block in self.blocks:
-            with torch.autocast(x.device.type, enabled=False):
+            with full_precision(x):
                 filtered = self.spectral(H)
             change = block(filtered)
             H = H + change
-        with torch.autocast(x.device.type, enabled=False):
+        with full_precision(x):
             return self.head(change.to(self.dtype))
 
 

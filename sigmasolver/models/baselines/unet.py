@@ -36,7 +36,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from sigmasolver.models.config import SolverConfig
-from sigmasolver.models.layers import Convolution, Linear, TimeEmbedding, cropped, padded, perceptron
+from sigmasolver.models.layers import Convolution, Linear, TimeEmbedding, cropped, full_precision, padded, perceptron
 from sigmasolver.models.solver import GridModel, with_points
 
 __all__ = ["NORMS", "UNet", "unet"]
@@ -130,7 +130,7 @@ class UNet(GridModel):
         for level in levels[self.LEVELS :]:
             H = level(torch.cat((skips.pop(), interpolated(H)), dim=-1))
         H = cropped(self.project(H), grid)
-        with torch.autocast(x.device.type, enabled=False):
+        with full_precision(x):
             return self.head(H.to(self.dtype))
 
     @property

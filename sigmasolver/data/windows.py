@@ -13,7 +13,7 @@ Letters: B batch, T_in history, H horizon, q fields.
 from __future__ import annotations
 
 import operator
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence, Sized
 from copy import copy
 from dataclasses import dataclass
 from math import prod
@@ -479,10 +479,7 @@ def _check_trajectories(source: Source, trajectories: tuple[int, ...]) -> None:
         raise ValueError("No trajectories to take windows from; give at least one.")
     if len(set(trajectories)) < len(trajectories):
         raise ValueError("A trajectory to take windows from is listed twice; list each only once.")
-    try:
-        count = len(source)  # type: ignore[arg-type]
-    except TypeError:
-        count = None
+    count = len(source) if isinstance(source, Sized) else None
     for trajectory in trajectories:
         if trajectory < 0 or (count is not None and trajectory >= count):
             bounds = "indices start at 0" if count is None else f"there are {count} (indices start at 0)"

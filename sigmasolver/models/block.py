@@ -65,7 +65,8 @@ class Branch(nn.Module):
         self.operator = operator
 
     def forward(self, h: torch.Tensor) -> torch.Tensor:
-        return h + self.operator(self.norm(h))
+        out: torch.Tensor = h + self.operator(self.norm(h))
+        return out
 
 
 def _branch(kind: str, width: int, spec: BlockSpec, config: SolverConfig) -> nn.Module:
@@ -104,7 +105,8 @@ class Stage(nn.Module):
             branch, share = self.branches[index], shares[index]
             if not isinstance(branch, Branch):
                 return None
-            return branch.operator(branch.norm(share) if normed is None else share)
+            response: torch.Tensor = branch.operator(branch.norm(share) if normed is None else share)
+            return response
 
         if len(shares) == 1:
             return [respond(0)]

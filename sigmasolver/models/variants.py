@@ -102,7 +102,8 @@ BASELINES: dict[str, ModelBuilder] = {
 def _check(name: str, builder: Any) -> ModelBuilder:
     if not callable(builder):
         raise ValueError(f'The builder of "{name}" must be a function of a SolverConfig, not {type(builder).__name__}.')
-    return builder
+    checked: ModelBuilder = builder
+    return checked
 
 
 MODELS: Registry[ModelBuilder] = Registry(

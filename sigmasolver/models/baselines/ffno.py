@@ -49,7 +49,8 @@ class FactorisedBlock(nn.Module):
         self.norm = LayerNorm(width)
 
     def forward(self, H: torch.Tensor) -> torch.Tensor:
-        return H + self.norm(self.feed_forward(self.spectral(H)))
+        out: torch.Tensor = H + self.norm(self.feed_forward(self.spectral(H)))
+        return out
 
 
 def ffno(config: SolverConfig) -> Solver:
@@ -107,7 +108,8 @@ class MarkovFFNO(GridModel):
             change = block(filtered)
             H = H + change
         with full_precision(x):
-            return self.head(change.to(self.dtype))
+            out: torch.Tensor = self.head(change.to(self.dtype))
+            return out
 
 
 def ffno_markov(config: SolverConfig) -> MarkovFFNO:

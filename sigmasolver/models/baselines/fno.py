@@ -73,7 +73,8 @@ class FourierLayer(nn.Module):
         self.pointwise = Linear(width, width)
 
     def forward(self, H: torch.Tensor) -> torch.Tensor:
-        return self.convolution(H) + self.pointwise(H)
+        out: torch.Tensor = self.convolution(H) + self.pointwise(H)
+        return out
 
 
 class FNO(GridModel):
@@ -105,7 +106,8 @@ class FNO(GridModel):
         for index, layer in enumerate(self.blocks):
             H = layer(F.gelu(H) if index else H)
         with full_precision(x):
-            return self.head(cropped(H, grid))
+            out: torch.Tensor = self.head(cropped(H, grid))
+            return out
 
     def _padded_grid(self, grid: Sequence[int]) -> list[int]:
         """The number of points per axis after zero padding."""

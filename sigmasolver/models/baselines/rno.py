@@ -123,7 +123,8 @@ def over_angles(layer: nn.Conv2d, S: torch.Tensor) -> torch.Tensor:
     shifts = turns(angles, kernel, layer.weight.dtype, layer.weight.device)
     circulant = torch.einsum("oik,kab->oaib", layer.weight[..., 0], shifts).reshape(outputs * angles, inputs * angles)
     assert layer.bias is not None
-    return (circulant @ S.flatten(0, 1)).unflatten(0, (outputs, angles)) + layer.bias[:, None, None]
+    out: torch.Tensor = (circulant @ S.flatten(0, 1)).unflatten(0, (outputs, angles)) + layer.bias[:, None, None]
+    return out
 
 
 class RadonBlock(nn.Module):

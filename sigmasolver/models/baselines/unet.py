@@ -131,7 +131,8 @@ class UNet(GridModel):
             H = level(torch.cat((skips.pop(), interpolated(H)), dim=-1))
         H = cropped(self.project(H), grid)
         with full_precision(x):
-            return self.head(H.to(self.dtype))
+            out: torch.Tensor = self.head(H.to(self.dtype))
+            return out
 
     @property
     def blocks(self) -> Sequence[nn.Module]:

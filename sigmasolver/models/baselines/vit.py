@@ -68,7 +68,8 @@ class SelfAttention(nn.Module):
     def forward(self, Y: torch.Tensor) -> torch.Tensor:
         Q_BHND, K_BHND, V_BHND = (split_heads(layer(Y), self.heads) for layer in (self.query, self.key, self.value))
         O_BHND = attention(Q_BHND, K_BHND, V_BHND, self.dropout.p if self.training else 0.0)
-        return self.dropout(self.project(O_BHND.transpose(1, 2).reshape(Y.shape)))
+        out: torch.Tensor = self.dropout(self.project(O_BHND.transpose(1, 2).reshape(Y.shape)))
+        return out
 
 
 class ViT(GridModel):

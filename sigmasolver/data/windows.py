@@ -479,7 +479,10 @@ def _check_trajectories(source: Source, trajectories: tuple[int, ...]) -> None:
         raise ValueError("No trajectories to take windows from; give at least one.")
     if len(set(trajectories)) < len(trajectories):
         raise ValueError("A trajectory to take windows from is listed twice; list each only once.")
-    count = len(source) if isinstance(source, Sized) else None
+    try:
+        count = len(source) if isinstance(source, Sized) else None
+    except TypeError:  # an endless stream
+        count = None
     for trajectory in trajectories:
         if trajectory < 0 or (count is not None and trajectory >= count):
             bounds = "indices start at 0" if count is None else f"there are {count} (indices start at 0)"

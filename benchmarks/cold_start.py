@@ -84,7 +84,8 @@ def measure_in_process(args: argparse.Namespace, task: str, form: str, cache: st
     result = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     if result.returncode:
         raise SystemExit(f"{task}, {form}: {result.stderr.strip()[-2000:]}")
-    return json.loads(result.stdout.splitlines()[-1])
+    facts: dict[str, object] = json.loads(result.stdout.splitlines()[-1])
+    return facts
 
 
 def run(args: argparse.Namespace, task: str) -> list[dict[str, object]]:

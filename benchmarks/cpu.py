@@ -88,7 +88,8 @@ def planes(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, padding: S
         plane_sums = plane(y[:, offset : offset + depth].flatten(0, 1), w, None if offset else bias, padding[1:])
         total = plane_sums if total is None else total + plane_sums
     assert total is not None
-    return total.unflatten(0, (-1, depth))
+    out: torch.Tensor = total.unflatten(0, (-1, depth))
+    return out
 
 
 LAYOUTS: dict[str, Layout] = {
@@ -150,7 +151,8 @@ def in_form(model: nn.Module, form: str, x: torch.Tensor) -> torch.Tensor:
         if isinstance(module, SpectralOperator):
             module.operator = fourier
     with mock.patch.object(convolution, "_plain", LAYOUTS[layout]):
-        return model(x)
+        out: torch.Tensor = model(x)
+        return out
 
 
 def model_passes(batch: int, config: SolverConfig) -> dict[str, dict[str, Callable[[], object]]]:

@@ -41,7 +41,8 @@ def peak(x: torch.Tensor) -> torch.Tensor:
 def change(x: torch.Tensor, frame: int, step: int = 1) -> torch.Tensor:
     """Relative change of all fields between two frames."""
     before, after = x[:, frame].double().flatten(1), x[:, frame + step].double().flatten(1)
-    return (after - before).norm(dim=1) / before.norm(dim=1)
+    out: torch.Tensor = (after - before).norm(dim=1) / before.norm(dim=1)
+    return out
 
 
 def darcy(x: torch.Tensor) -> Measures:

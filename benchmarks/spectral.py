@@ -88,7 +88,8 @@ def model_case(case: Case, batch: int, depth: int, device: torch.device) -> dict
         for module in model.modules():
             if isinstance(module, SpectralOperator):
                 module.operator = FORMS[form]
-        return model(x)
+        out: torch.Tensor = model(x)
+        return out
 
     return passes(forward, list(model.parameters()))
 

@@ -62,7 +62,8 @@ def measure(policy: str, updates: int) -> dict[str, object]:
     result = subprocess.run(
         command, env={**environment, **POLICIES[policy]}, capture_output=True, text=True, check=True
     )
-    return json.loads(result.stdout)
+    facts: dict[str, object] = json.loads(result.stdout)
+    return facts
 
 
 def main() -> None:

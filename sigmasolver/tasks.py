@@ -25,7 +25,6 @@ __all__ = [
     "Task",
     "cohort_of",
     "field_groups",
-    "task_of",
     "velocity_in",
 ]
 
@@ -218,11 +217,6 @@ REALM = (
     Task("evolve-jet", METHANE, METHANE, (256, 256), 1, 1, 39, 24, 3, "box-cox", validation=3),
 )
 TASKS: dict[str, Task] = {task.name: task for task in (*CANONICAL, *REALPDEBENCH, CYLINDER, *REALM)}
-
-
-def task_of(name: str) -> Task:
-    """Look up a task by name."""
-    return lookup(TASKS, name, "task")
 
 
 @dataclass(frozen=True)

@@ -187,7 +187,7 @@ def diagnose(
     from sigmasolver.runs import Run
 
     names = None if only is None else [name.strip() for name in only.split(",")]
-    request = Request(horizon=horizon, windows=windows, part=part or split, batch=batch, cohort=cohort)
+    request = Request(horizon=horizon, windows=windows, split=part or split, batch=batch, cohort=cohort)
     folders = [Run(path) for path in dict.fromkeys(runs)]
     findings_by_run = {}
     for label, run in zip(folder_labels([run.path for run in folders]), folders, strict=True):

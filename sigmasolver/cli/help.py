@@ -101,4 +101,5 @@ def group_commands(app: typer.Typer) -> None:
 
 
 def _name(info: Any) -> str:
-    return info.name or info.callback.__name__.replace("_", "-")
+    name: str = info.name or info.callback.__name__.replace("_", "-")
+    return name

@@ -13,7 +13,7 @@ Letters: B batch, T_in history, H horizon, q fields.
 from __future__ import annotations
 
 import operator
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence, Sized
 from copy import copy
 from dataclasses import dataclass
 from math import prod
@@ -483,8 +483,8 @@ def _check_trajectories(source: Source, trajectories: tuple[int, ...]) -> None:
     if len(set(trajectories)) < len(trajectories):
         raise ValueError("A trajectory to take windows from is listed twice; list each only once.")
     try:
-        count = len(source)  # type: ignore[arg-type]
-    except TypeError:
+        count = len(source) if isinstance(source, Sized) else None
+    except TypeError:  # an endless stream
         count = None
     for trajectory in trajectories:
         if trajectory < 0 or (count is not None and trajectory >= count):

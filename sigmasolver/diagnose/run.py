@@ -131,7 +131,7 @@ def _open_evaluated(
     run: Run, store: Reader, request: Request, options_and_kind: tuple[ReadOptions, str | None]
 ) -> AbstractContextManager[Reader]:
     """The run's separate test data if it has some, else its training data."""
-    separate = request.part == "test" and isinstance(run.read_json("data.json").get("test"), dict)
+    separate = request.split == "test" and isinstance(run.read_json("data.json").get("test"), dict)
     return opened(evaluation_data_of(run), *options_and_kind) if separate else nullcontext(store)
 
 

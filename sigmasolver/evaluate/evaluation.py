@@ -96,7 +96,7 @@ class Request:
     windows: int | None = None
     """Number of evenly spaced windows; None: all."""
     protocol: str = "free"
-    part: str = "test"
+    split: str = "test"
     batch: int = 8
     precision: str = "float32"
     """Precision of the forecasts; metrics are always computed in float64."""
@@ -107,8 +107,8 @@ class Request:
         check_precision(self.precision)
         if self.protocol not in PROTOCOLS:
             raise ValueError(f'Unknown protocol "{self.protocol}"; choose from {", ".join(PROTOCOLS)}.')
-        if self.part not in ("train", "validation", "test"):
-            raise ValueError(f'Unknown split "{self.part}"; choose from train, validation, test.')
+        if self.split not in ("train", "validation", "test"):
+            raise ValueError(f'Unknown split "{self.split}"; choose from train, validation, test.')
         for name in ("horizon", "windows", "batch"):
             value = getattr(self, name)
             if value is not None and value < 1:
@@ -117,9 +117,9 @@ class Request:
             lookup({**COHORTS, **TEST_MODES}, self.cohort, "cohort")
             if self.windows is not None:
                 raise ValueError("--cohort already selects the windows; use either --windows or --cohort.")
-            if self.part != "test":
+            if self.split != "test":
                 raise ValueError(
-                    f"Cohorts are defined on the test split, not on the {self.part} split; omit one of them."
+                    f"Cohorts are defined on the test split, not on the {self.split} split; omit one of them."
                 )
 
 
@@ -138,7 +138,7 @@ def evaluate_run(
     """
     request, world = request or Request(), world or World()
     recipe = load_recipe(run)
-    data_path = Path(path) if path is not None else evaluation_data_of(run) if request.part == "test" else data_of(run)
+    data_path = Path(path) if path is not None else evaluation_data_of(run) if request.split == "test" else data_of(run)
     with opened(data_path, *load_read_options(run, recipe)) as store:
         windows = windows_of(run, recipe, store, request)
         differs = None
@@ -251,7 +251,7 @@ def source_of(run: Run, recipe: Recipe, windows: Windows, request: Request, fing
         "precision": recipe.train.precision,
         "forecast_precision": request.precision,
         "data": fingerprint,
-        "part": request.part,
+        "part": request.split,
         "protocol": request.protocol,
         "horizon": windows.spec.horizon,
         "grid": list(windows.grid),
@@ -274,13 +274,13 @@ def _windows_of_part(run: Run, recipe: Recipe, store: Reader, request: Request) 
     facts = run.read_json("data.json")
     listed = recipe.task.split == "published" and store.published_windows is not None
     if facts.get("fingerprint") == store.fingerprint:
-        trajectories = facts.get("parts", {}).get(request.part)
-        windows = recipe.windows_of(store, request.part, spec) if listed else None
+        trajectories = facts.get("parts", {}).get(request.split)
+        windows = recipe.windows_of(store, request.split, spec) if listed else None
         if not trajectories or (listed and windows is None):
-            hint = ", or pass other data with --data" if request.part == "test" else ""
-            raise ValueError(f"The run {run.path} has no {request.part} split; choose another{hint}.")
+            hint = ", or pass other data with --data" if request.split == "test" else ""
+            raise ValueError(f"The run {run.path} has no {request.split} split; choose another{hint}.")
         return Windows(store, trajectories, spec) if windows is None else windows
-    if request.part != "test":
+    if request.split != "test":
         raise ValueError(f"All trajectories of {store.path} are test data for {run.path}; omit --split.")
     if request.grid is None and store.header.grid == recipe.task.grid:
         spec = replace(spec, space_stride=1)  # already on the grid of the task

@@ -116,7 +116,8 @@ def ratio_of_norms(predicted: Tensor, true: Tensor, axes: Sequence[int]) -> Tens
     dim = tuple(axes)
     unit = _power_of_two(torch.linalg.vector_norm(true, torch.inf, dim=dim, keepdim=True))
     difference = torch.linalg.vector_norm((predicted - true) / unit, dim=dim)
-    return difference / torch.linalg.vector_norm(true / unit, dim=dim)
+    ratio: Tensor = difference / torch.linalg.vector_norm(true / unit, dim=dim)
+    return ratio
 
 
 def component_mean(errors: Tensor, components: Sequence[int]) -> Tensor:
@@ -256,7 +257,8 @@ def frequency_error(predicted: Tensor, true: Tensor) -> Tensor:
     """(B,): RealPDEBench's frequency error, mean of |F̂ − F| over frequencies, F the unnormalised transform along the
     leads of the sum over points and fields: it grows with the grid."""
     predicted, true = _checked_pair(predicted, true)
-    return torch.fft.fft((predicted - true).sum(dim=tuple(range(2, true.ndim))), dim=1).abs().mean(1)
+    spectrum: Tensor = torch.fft.fft((predicted - true).sum(dim=tuple(range(2, true.ndim))), dim=1)
+    return spectrum.abs().mean(1)
 
 
 def pearson(predicted: Tensor, true: Tensor) -> Tensor:
@@ -442,7 +444,8 @@ def _minus_first_point(frames: Tensor) -> Tensor:
 def _unit_fluctuation(frames: Tensor) -> Tensor:
     axes = _spatial_axes(frames)
     fluctuation = frames - frames.mean(dim=axes, keepdim=True)
-    return fluctuation / torch.linalg.vector_norm(fluctuation, dim=axes, keepdim=True)
+    norm: Tensor = torch.linalg.vector_norm(fluctuation, dim=axes, keepdim=True)
+    return fluctuation / norm
 
 
 def _wavenumbers(points: int, device: torch.device) -> Tensor:

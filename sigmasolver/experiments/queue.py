@@ -170,4 +170,4 @@ def run_row(
         raise OutOfTimeError("training")
     # The REALM table has the errors of all splits; test comes last, because its records mark the row as done.
     for part in ("train", "validation", "test") if recipe.task.name in _REALM else ("test",):
-        evaluate_run(run, Request(part=part, windows=windows), store, execution.world, tick)
+        evaluate_run(run, Request(split=part, windows=windows), store, execution.world, tick)

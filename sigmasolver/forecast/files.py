@@ -219,7 +219,8 @@ def _check_domain(
     if header is not None and _provenance(header)["source"] == SOURCE:
         parameters = _provenance(header)["parameters"]
         if parameters.get("run") == run.path.name:
-            return parameters.get("anyway")  # checked when it was written
+            differs: str | None = parameters.get("anyway")  # checked when it was written
+            return differs
     if given.times is None:
         return None
     if known is None:
@@ -255,7 +256,7 @@ def _header(start: Path) -> Header | None:
 
 def _provenance(header: Header) -> Mapping[str, Any]:
     """Source and parameters of the values; NetCDF and Zarr written by this package keep those of the original store."""
-    original = header.parameters.get("made", {})
+    original: dict[str, Any] = header.parameters.get("made", {})
     return {"source": header.source, "parameters": header.parameters} | original
 
 

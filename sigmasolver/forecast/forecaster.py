@@ -196,7 +196,8 @@ def _unfold(channels: torch.Tensor, frames: int) -> torch.Tensor:
         raise ValueError(
             f"The model returned {channels.shape[-1]} channels, which is not a multiple of {frames} frames."
         )
-    return channels.unflatten(-1, (frames, -1)).movedim(-2, 1)
+    unfolded: torch.Tensor = channels.unflatten(-1, (frames, -1))
+    return unfolded.movedim(-2, 1)
 
 
 @dataclass(frozen=True)

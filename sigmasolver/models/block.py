@@ -66,7 +66,8 @@ class Branch(nn.Module):
         self.operator = operator
 
     def forward(self, h: torch.Tensor) -> torch.Tensor:
-        return h + self.operator(self.norm(h))
+        out: torch.Tensor = h + self.operator(self.norm(h))
+        return out
 
 
 def _branch(kind: str, width: int, spec: BlockSpec, config: SolverConfig) -> nn.Module:
@@ -96,7 +97,10 @@ class Stage(nn.Module):
 
         def respond(index: int) -> torch.Tensor | None:
             branch = self.branches[index]
-            return branch.operator(shares[index]) if isinstance(branch, Branch) else None
+            if not isinstance(branch, Branch):
+                return None
+            response: torch.Tensor = branch.operator(shares[index])
+            return response
 
         if len(shares) == 1:
             return [respond(0)]

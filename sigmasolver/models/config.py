@@ -209,5 +209,5 @@ class SolverConfig(ModelSize):
     def position_channels(self) -> int:
         """Number of position features per point."""
         distances = self.lattice**self.axes
-        channels = {"distances": distances, "distances-proportional": distances + self.axes}
+        channels: dict[str, int] = {"distances": distances, "distances-proportional": distances + self.axes}
         return channels.get(self.options.positions, self.axes)

@@ -27,11 +27,17 @@ __all__ = [
     "distances_and_proportional",
     "draws_noise",
     "extended",
+    "full_precision",
     "linear",
     "padded",
     "perceptron",
     "proportional",
 ]
+
+
+def full_precision(x: torch.Tensor) -> torch.autocast:
+    """Context without autocast on the device of `x`."""
+    return torch.autocast(x.device.type, enabled=False)
 
 
 @grid_constant
@@ -187,4 +193,5 @@ class TimeEmbedding(nn.Module):
         wide = torch.promote_types(torch.promote_types(time.dtype, own), torch.float32)
         steps = torch.arange(half, device=time.device, dtype=wide) / half
         angles = time.to(wide).reshape(len(time), self.scalars, 1) * self.LONGEST_PERIOD**-steps
-        return self.mlp(torch.cat((angles.cos(), angles.sin()), dim=-1).flatten(1).to(own))
+        out: torch.Tensor = self.mlp(torch.cat((angles.cos(), angles.sin()), dim=-1).flatten(1).to(own))
+        return out

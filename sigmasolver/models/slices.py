@@ -70,7 +70,8 @@ class SliceAttention(nn.Module):
 
     def forward(self, Z_BHMD: torch.Tensor) -> torch.Tensor:
         # Written out instead of scaled_dot_product_attention: M is small, and forward-mode AD must work.
-        return self.dropout(self.weights(Z_BHMD)) @ self.value(Z_BHMD)
+        out: torch.Tensor = self.dropout(self.weights(Z_BHMD)) @ self.value(Z_BHMD)
+        return out
 
 
 class SliceUpdate(nn.Module):
@@ -88,7 +89,8 @@ class SliceUpdate(nn.Module):
         if self.kind == "keep":
             return Z_BHMD
         delta_BHMD = self.attention(Z_BHMD)
-        return delta_BHMD if self.kind == "replace" else Z_BHMD + self.gamma * delta_BHMD
+        out: torch.Tensor = delta_BHMD if self.kind == "replace" else Z_BHMD + self.gamma * delta_BHMD
+        return out
 
     @property
     def tensors(self) -> tuple[torch.Tensor, ...]:

@@ -62,7 +62,8 @@ class GridModel(nn.Module):
         """The time embedding, broadcastable over the grid: (B, 1, ..., width); None if the model has none."""
         if self.time is None or time is None:
             return None
-        return self.time(time).reshape(len(time), *(1,) * self.config.axes, -1)
+        embedding: torch.Tensor = self.time(time)
+        return embedding.reshape(len(time), *(1,) * self.config.axes, -1)
 
     def with_time(self, H: torch.Tensor, time: torch.Tensor | None) -> torch.Tensor:
         """H (B, *grid, width) plus the time embedding, if any."""

@@ -5,11 +5,11 @@ from __future__ import annotations
 
 import bisect
 import difflib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import cache, partial
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 from torch import nn
@@ -29,7 +29,7 @@ from sigmasolver.models.baselines.unet import unet
 from sigmasolver.models.baselines.vit import vit
 from sigmasolver.models.block import Block, BlockSpec
 from sigmasolver.models.config import Options, SolverConfig
-from sigmasolver.models.solver import Solver
+from sigmasolver.models.solver import GridModel, Solver
 from sigmasolver.plugins import Registry, declared
 from sigmasolver.settings import lookup
 
@@ -102,7 +102,8 @@ BASELINES: dict[str, ModelBuilder] = {
 def _check_builder(name: str, builder: Any) -> ModelBuilder:
     if not callable(builder):
         raise ValueError(f'The builder of "{name}" must be a function of a SolverConfig, not {type(builder).__name__}.')
-    return builder
+    checked: ModelBuilder = builder
+    return checked
 
 
 MODELS: Registry[ModelBuilder] = Registry(
@@ -223,14 +224,27 @@ def build_solver(name: str, config: SolverConfig) -> nn.Module:
     model = _builder_of(name)(config)
     if not isinstance(model, nn.Module):
         raise ValueError(f'The builder of "{name}" returned {type(model).__name__}; it must return an nn.Module.')
-    if config.scalars and declared(model, "time") is None:
+    if config.scalars and not _embeds_time(model):
         raise ValueError(
             f"{name} has no time embedding; set model.options.time_embedding=false and task.conditions=(), or choose "
             "another model."
         )
-    if any(config.domain_padding) and all(declared(part, "domain_padding") is None for part in model.modules()):
+    if any(config.domain_padding) and not any(isinstance(part, PadsDomain) for part in model.modules()):
         raise ValueError(f"{name} has no Fourier transform to pad; set model.options.domain_padding=0.")
     return model
+
+
+@runtime_checkable
+class PadsDomain(Protocol):
+    """A module that zero-pads non-periodic axes before Fourier transforms."""
+
+    domain_padding: Sequence[float]
+
+
+def _embeds_time(model: nn.Module) -> bool:
+    if isinstance(model, GridModel):
+        return model.time is not None
+    return declared(model, "time") is not None  # as Python 3.12 checks protocols, submodules are not attributes
 
 
 @contextmanager

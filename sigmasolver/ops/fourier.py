@@ -74,7 +74,8 @@ def axis_fourier(V: torch.Tensor, weights: Sequence[torch.Tensor]) -> torch.Tens
 
 
 def axis_fourier_rfft(V: torch.Tensor, weights: Sequence[torch.Tensor]) -> torch.Tensor:
-    """The same operator with rFFTs and complex arithmetic (float32 and float64 only)."""
+    """The definition of `axis_fourier` with rFFTs and complex arithmetic (float32 and float64 only): the reference of
+    tests and benchmarks."""
     total = V.new_zeros(())
     for axis, weight in enumerate(weights, start=1):
         n = V.shape[axis]

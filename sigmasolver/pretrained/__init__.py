@@ -35,7 +35,8 @@ def folder(name: str) -> Path:
 
 def card(name: str) -> dict[str, Any]:
     """The facts of the card of this model."""
-    return json.loads((folder(name) / "card.json").read_text())
+    facts: dict[str, Any] = json.loads((folder(name) / "card.json").read_text())
+    return facts
 
 
 def is_pretrained(path: str | Path) -> bool:

@@ -234,7 +234,8 @@ class Recipe:
         )
 
     def to_plain(self) -> dict[str, Any]:
-        return to_plain(self)
+        plain: dict[str, Any] = to_plain(self)
+        return plain
 
     @staticmethod
     def from_plain(plain: object) -> Recipe:

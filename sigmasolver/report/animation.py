@@ -78,4 +78,5 @@ def _colours(scale: Scale) -> np.ndarray:
 
 def _levels(panel: np.ndarray, scale: Scale) -> np.ndarray:
     fractions = (np.nan_to_num(panel.astype(np.float64)) - scale.low) / (scale.high - scale.low)
-    return np.rint(fractions.clip(0, 1) * (COLOURS - 1))
+    levels: np.ndarray = np.rint(fractions.clip(0, 1) * (COLOURS - 1))
+    return levels

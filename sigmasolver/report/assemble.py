@@ -416,7 +416,8 @@ class _Plane:
     def cut(self, frames: np.ndarray) -> np.ndarray:
         if self.through is None:
             return frames
-        return frames.take(frames.shape[1 + self.through] // 2, axis=1 + self.through)
+        plane: np.ndarray = frames.take(frames.shape[1 + self.through] // 2, axis=1 + self.through)
+        return plane
 
 
 def _planes(grid: tuple[int, ...]) -> list[_Plane]:

@@ -37,4 +37,6 @@ def blown_up(forecast: np.ndarray, truth: np.ndarray) -> np.ndarray:
     flattened = (np.where(known, frames, 0).reshape(len(frames), -1).astype(np.float64) for frames in (forecast, truth))
     norms, true_norms = (np.linalg.norm(frames, axis=1) for frames in flattened)
     largest = true_norms.max()
-    return ~(norms <= (BLOWN_UP * largest if largest else np.finfo(np.float64).max))  # comparisons with NaN are false
+    bound = BLOWN_UP * largest if largest else np.finfo(np.float64).max
+    blown: np.ndarray = ~(norms <= bound)  # comparisons with NaN are false
+    return blown

@@ -250,7 +250,8 @@ def colour_indices(models: Sequence[str]) -> dict[str, int]:
 
 @cache
 def _read() -> Mapping[str, Any]:
-    return json.loads(_FILE.read_text(encoding="utf-8"))
+    facts: Mapping[str, Any] = json.loads(_FILE.read_text(encoding="utf-8"))
+    return facts
 
 
 def _column(entry: Mapping[str, Any]) -> Column:

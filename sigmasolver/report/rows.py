@@ -199,7 +199,8 @@ def lowest_seeds(rows: Rows) -> list[Row]:
 
 def precision_of(record: Row) -> str:
     """Precision of the forecast of a row; older rows lack the key and are float32."""
-    return record.get("forecast_precision", "float32")
+    precision: str = record.get("forecast_precision", "float32")
+    return precision
 
 
 def with_unique_names(records: Rows) -> list[dict[str, Any]]:

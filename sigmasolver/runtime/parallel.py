@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import timedelta
-from typing import TypeVar
+from typing import Protocol, Self, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -21,7 +21,14 @@ from sigmasolver.runtime.interrupts import LostProcessError
 
 __all__ = ["World", "device_of", "join", "local_process_count"]
 
-T = TypeVar("T")
+
+class Sliceable(Protocol):
+    """A list or tensor: a slice has its type."""
+
+    def __getitem__(self, index: slice, /) -> Self: ...
+
+
+S = TypeVar("S", bound=Sliceable)
 ARRIVAL = timedelta(minutes=10)
 """How long a process waits at the rendezvous for the others to start."""
 COLLECTIVE_TIMEOUT = timedelta(hours=6)
@@ -56,9 +63,9 @@ class World:
         """Whether this is rank 0, which writes files and prints."""
         return self.rank == 0
 
-    def share(self, items: T) -> T:
+    def share(self, items: S) -> S:
         """This process's share of a list or tensor that every process has: every `size`-th item."""
-        return items[self.rank :: self.size]  # type: ignore[index]
+        return items[self.rank :: self.size]
 
     def gather(self, rows: torch.Tensor, count: int) -> torch.Tensor:
         """Gather the rows that each process computed from its share; all `count` rows in the original order."""

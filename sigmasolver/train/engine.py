@@ -40,6 +40,7 @@ from sigmasolver.data.windows import Pair, Windows
 from sigmasolver.forecast import Forecaster
 from sigmasolver.models.layers import draws_noise
 from sigmasolver.ops.precision import matmul_precision
+from sigmasolver.plugins import declared
 from sigmasolver.recipes import Recipe
 from sigmasolver.runtime.parallel import World
 from sigmasolver.seeds import hashed_seed
@@ -47,7 +48,7 @@ from sigmasolver.train.capture import Capture
 from sigmasolver.train.objectives import Loss, build_loss, direct, frame_by_frame, pushforward, teacher_forced
 from sigmasolver.train.optimisers import build_optimiser, reads_tensor, set_rate
 
-__all__ = ["ENGINES", "Execution", "Stepper", "blocks_of", "full", "recompute"]
+__all__ = ["ENGINES", "Execution", "Stepper", "blocks_of", "blocks_to_recompute", "full", "recompute"]
 
 ENGINES = ("eager", "compiled", "graph", "compiled-graph")
 
@@ -149,7 +150,7 @@ class Stepper:
                 raise ValueError("Sharded weights cannot be averaged; set train.ema=none.")
             from torch.distributed.fsdp import fully_shard
 
-            for block in getattr(model, "blocks", ()):
+            for block in blocks_of(model):
                 fully_shard(block)
             fully_shard(model)
         inner: Any = torch.compile(model) if execution.compiled else model
@@ -285,8 +286,13 @@ class Stepper:
 
 
 def blocks_of(model: nn.Module) -> list[nn.Module]:
+    """The blocks of a model; a user's model need not have any."""
+    return list(declared(model, "blocks") or ())
+
+
+def blocks_to_recompute(model: nn.Module) -> list[nn.Module]:
     """Return the blocks that can be recomputed one by one, or raise ValueError."""
-    blocks = list(getattr(model, "blocks", ()))
+    blocks = blocks_of(model)
     if not blocks:
         raise ValueError("This model has no blocks to recompute; set train.recompute=false.")
     return blocks
@@ -296,9 +302,10 @@ def recompute(model: nn.Module, draws: bool) -> None:
     """Make every block store only its input and be recomputed in the backward pass; with `draws`, the state of the
     random generator is restored, so that dropout and noise are the same.
 
-    The block's `forward` is replaced rather than the block, which keeps the names of the weights.
+    The block's `forward` is replaced rather than the block, which keeps the names of the weights and the type of the
+    block: torch's `checkpoint_wrapper` is a module around it.
     """
-    for block in blocks_of(model):
+    for block in blocks_to_recompute(model):
         # Taken from the class, so that training the same model again does not wrap it twice.
         block.forward = partial(_forward_checkpointed, MethodType(type(block).forward, block), draws)
 

@@ -41,7 +41,7 @@ from sigmasolver.runs import Run
 from sigmasolver.runs.files import remove_abandoned
 from sigmasolver.runtime.parallel import local_process_count
 from sigmasolver.settings import to_plain
-from sigmasolver.train.engine import Execution, blocks_of
+from sigmasolver.train.engine import Execution, blocks_to_recompute
 from sigmasolver.train.loop import Data, Progress, StepPlan, train
 from sigmasolver.train.objectives import LOSSES
 from sigmasolver.train.optimisers import OPTIMISERS
@@ -72,7 +72,7 @@ def train_run(
     refuse_too_large(recipe, execution)
     network = skeleton(recipe)  # built first, to fail before any data are read
     if recipe.train.recompute:
-        blocks_of(network)
+        blocks_to_recompute(network)
     with open_data(source) as store:
         data, forecaster = _prepare(recipe, store, run, execution, test)
         if run.finished:

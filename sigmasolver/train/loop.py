@@ -371,6 +371,7 @@ def _shard_like(tensor: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
     mesh = getattr(like, "device_mesh", None)
     if mesh is None:
         return tensor
-    from torch.distributed.tensor import distribute_tensor
+    from torch.distributed.tensor import DTensor, distribute_tensor
 
-    return distribute_tensor(tensor.to(like.device), mesh, like.placements)  # type: ignore[attr-defined]
+    assert isinstance(like, DTensor)
+    return distribute_tensor(tensor.to(like.device), mesh, like.placements)

@@ -20,7 +20,7 @@ from sigmasolver.forecast.checkpoint import refuse_beyond_limits, skeleton
 from sigmasolver.models.layers import draws_noise
 from sigmasolver.recipes import Recipe, changed
 from sigmasolver.train.dry_run import Cost, estimate_cost, planned_windows
-from sigmasolver.train.engine import Execution
+from sigmasolver.train.engine import Execution, blocks_of
 from sigmasolver.train.job import available_memory, fits_on_device, refuse_too_large
 from sigmasolver.train.loop import StepPlan
 
@@ -213,7 +213,7 @@ def _changes(recipe: Recipe, execution: Execution) -> Iterator[tuple[str, str]]:
         yield "train.precision", "bf16"
     network = skeleton(recipe)
     draws = execution.captured and (model.options.dropout > 0 or draws_noise(network))
-    if not train.recompute and not draws and len(getattr(network, "blocks", ())):
+    if not train.recompute and not draws and blocks_of(network):
         yield "train.recompute", "true"
     batch, width, unit = train.batch, model.width, 2 * model.heads
     while batch > 1:

@@ -11,8 +11,9 @@ from sigmasolver.data.formats import guess_format, import_data, open_data
 from sigmasolver.data.formats.vtk_image import open_image
 from sigmasolver.data.split import Split
 from sigmasolver.data.store import open_store
-from sigmasolver.simulate.fixtures.vtk import ENCODINGS, write_pvd, write_series, write_vti, write_vtk
+from sigmasolver.simulate.fixtures.vtk import ENCODINGS, write_series, write_vti
 from tests.data.test_own_data import one_sentence
+from tests.data.vtk import write_pvd, write_vtk
 from tests.data.waves import Waves
 
 RANDOM = np.random.default_rng(5)

@@ -92,7 +92,7 @@ def test_diagnose_run_reuses_existing_results(runs, diagnostic_calls):
 
 
 @pytest.mark.parametrize(
-    "request_", [Request(horizon=2), Request(windows=3), Request(part="train")], ids=["horizon", "windows", "part"]
+    "request_", [Request(horizon=2), Request(windows=3), Request(split="train")], ids=["horizon", "windows", "split"]
 )
 def test_diagnose_run_repeats_for_another_request(runs, diagnostic_calls, request_):
     run = runs["first"]

@@ -215,7 +215,7 @@ def test_records_without_a_cohort_key_are_reused(run):
     [
         ({"cohort": "roll"}, 'Unknown cohort "roll"; did you mean rollout'),
         ({"cohort": "rollout", "windows": 3}, "use either --windows or --cohort"),
-        ({"cohort": "rollout", "part": "train"}, "on the test split, not on the train split"),
+        ({"cohort": "rollout", "split": "train"}, "on the test split, not on the train split"),
         ({"cohort": "rollout", "horizon": 11}, "A window needs 21 frames"),
     ],
 )

@@ -149,7 +149,9 @@ def test_parameters_row_counts_trainable_parameters(trained, tmp_path):
 def test_evaluate_run_on_other_splits(run, raw):
     for part, trajectories in (("train", raw[:5]), ("validation", raw[5:6])):
         last, future = cut(trajectories, 2, 3)
-        check_rows(evaluate_run(run, Request(part=part)), by_hand(np.broadcast_to(last[:, None], future.shape), future))
+        check_rows(
+            evaluate_run(run, Request(split=part)), by_hand(np.broadcast_to(last[:, None], future.shape), future)
+        )
 
 
 def test_evaluate_run_with_a_longer_horizon_uses_all_windows_that_fit(run, raw):
@@ -208,7 +210,7 @@ def test_evaluate_run_uses_all_trajectories_of_other_data(run, tmp_path):
     check_rows(rows, by_hand(np.broadcast_to(last[:, None], future.shape), future))
     assert {row["data"] for row in rows} == {name} and {row["windows"] for row in rows} == {12}
     with pytest.raises(ValueError, match="omit --split"):
-        evaluate_run(run, Request(part="train"), tmp_path / "other.h5")
+        evaluate_run(run, Request(split="train"), tmp_path / "other.h5")
 
 
 def test_evaluate_run_rejects_training_data(run, trained, tmp_path):
@@ -426,7 +428,7 @@ def test_steady_task_baseline_is_the_training_mean(tmp_path):
     ("options", "message"),
     [
         ({"protocol": "cheating"}, "choose from free, teacher-forced"),
-        ({"part": "exam"}, "choose from train, validation, test"),
+        ({"split": "exam"}, "choose from train, validation, test"),
         ({"precision": "float16"}, 'Unknown precision "float16"; choose from float32, tf32, bf16'),
         ({"precision": "tf32"}, "choose float32 or bf16 on a CPU"),
         ({"horizon": 0}, "horizon is 0; it must be at least 1"),
@@ -449,7 +451,7 @@ def test_evaluate_run_rejects_incomplete_runs(run, tmp_path):
     facts = run.read_json("data.json")
     run.write_json("data.json", {**facts, "parts": {**facts["parts"], "validation": []}})
     with pytest.raises(ValueError, match="has no validation split"):
-        evaluate_run(run, Request(part="validation"))
+        evaluate_run(run, Request(split="validation"))
     run.write_json("data.json", {key: facts[key] for key in ("path", "fingerprint")})
     with pytest.raises(ValueError, match="has no test split"):
         evaluate_run(run)

@@ -42,7 +42,7 @@ import torch
 from torch import nn
 
 from sigmasolver.models.config import SolverConfig
-from sigmasolver.models.layers import LayerNorm, cropped, linear, padded, perceptron
+from sigmasolver.models.layers import LayerNorm, cropped, full_precision, linear, padded, perceptron
 from sigmasolver.models.solver import GridModel
 from sigmasolver.ops.constants import grid_constant
 
@@ -110,7 +110,8 @@ def _to_points(Y: torch.Tensor, grid: tuple[int, ...]) -> torch.Tensor:
         Y = torch.fft.ifftn(Y, dim=tuple(range(1, last)), norm="forward")
     # FFT libraries disagree on the imaginary parts of self-conjugate modes.
     Y = torch.where(_self_conjugate(grid[-1], Y.device), Y.real.to(Y.dtype), Y)
-    return torch.fft.irfft(Y, n=grid[-1], dim=last, norm="forward")
+    out: torch.Tensor = torch.fft.irfft(Y, n=grid[-1], dim=last, norm="forward")
+    return out
 
 
 def _normal(*shape: int) -> nn.Parameter:
@@ -133,7 +134,7 @@ class SpectralBranch(nn.Module):
             return H
         grid = tuple(H.shape[1:-1])
         wide = torch.promote_types(H.dtype, torch.float32)
-        with torch.autocast(H.device.type, enabled=False):
+        with full_precision(H):
             X = torch.fft.rfftn(H.to(wide), dim=tuple(range(1, len(grid) + 1)), norm="forward")
             low, high = self.split(X, grid)
             alpha = self.alpha(X, grid)
@@ -151,7 +152,8 @@ class SpectralBranch(nn.Module):
         mean_QK, members_QK = radial_bands(grid, self.released, size_BKC.dtype, X.device)
         m_BCQ = (mean_QK @ size_BKC).mT
         alpha_BCQ = self.gate(m_BCQ.to(self.weight.dtype)).to(size_BKC.dtype)
-        return (alpha_BCQ @ members_QK).mT.reshape(X.shape)
+        out: torch.Tensor = (alpha_BCQ @ members_QK).mT.reshape(X.shape)
+        return out
 
 
 class Layer(nn.Module):
@@ -170,7 +172,8 @@ class Layer(nn.Module):
 
     def forward(self, H: torch.Tensor) -> torch.Tensor:
         H = H + self.spectral_norm(self.spectral(H) + _channels_first(self.local, H) + self.pointwise(H))
-        return H + self.mlp_norm(self.mlp(H))
+        out: torch.Tensor = H + self.mlp_norm(self.mlp(H))
+        return out
 
 
 def _convolution(inputs: int, outputs: int, kernel: int, axes: int, groups: int = 1, bias: bool = True) -> nn.Module:
@@ -205,7 +208,8 @@ class Merge(nn.Module):
         halves = [length for n in H.shape[1:-1] for length in (n // 2, 2)]
         H = H.reshape(H.shape[0], *halves, H.shape[-1])
         tokens, neighbours = range(1, 2 * axes, 2), range(2, 2 * axes + 1, 2)
-        return self.norm(self.reduce(H.permute(0, *tokens, *neighbours, 2 * axes + 1).flatten(axes + 1)))
+        out: torch.Tensor = self.norm(self.reduce(H.permute(0, *tokens, *neighbours, 2 * axes + 1).flatten(axes + 1)))
+        return out
 
 
 class Unmerge(nn.Module):
@@ -222,7 +226,8 @@ class Unmerge(nn.Module):
         H = self.expand(H).reshape(H.shape[0], *grid, *(2,) * axes, H.shape[-1] // 2)
         order = [dim for axis in range(axes) for dim in (1 + axis, 1 + axes + axis)]
         H = H.permute(0, *order, 2 * axes + 1).reshape(H.shape[0], *(2 * n for n in grid), H.shape[-1])
-        return self.mix(self.norm(H))
+        out: torch.Tensor = self.mix(self.norm(H))
+        return out
 
 
 class ConvNeXt(nn.Module):
@@ -236,7 +241,8 @@ class ConvNeXt(nn.Module):
         self.scale = nn.Parameter(torch.full((width,), 1e-6))
 
     def forward(self, H: torch.Tensor) -> torch.Tensor:
-        return H + self.scale * self.mlp(self.norm(_channels_first(self.local, H)))
+        out: torch.Tensor = H + self.scale * self.mlp(self.norm(_channels_first(self.local, H)))
+        return out
 
 
 class DriftNet(GridModel):
@@ -285,7 +291,7 @@ class DriftNet(GridModel):
                 H = self.unmerges[stage - 1](H) + skips.pop()
             H = self._stage(STAGES + stage, H)
         # Full precision for the output, which bf16 would limit to eight significant bits.
-        with torch.autocast(x.device.type, enabled=False):
+        with full_precision(x):
             y = _channels_first(self.recover, H.to(self.dtype))
             return _channels_first(self.smooth, cropped(y, x.shape[1:-1]))
 

@@ -49,7 +49,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from sigmasolver.models.config import SolverConfig
-from sigmasolver.models.layers import Linear, TimeEmbedding
+from sigmasolver.models.layers import Linear, TimeEmbedding, full_precision
 from sigmasolver.models.solver import GridModel
 from sigmasolver.ops.attention import attention
 from sigmasolver.ops.constants import grid_constant
@@ -252,7 +252,7 @@ def _wide(dtype: torch.dtype) -> torch.dtype:
 
 def _along(matrix: torch.Tensor, x: torch.Tensor, axis: int) -> torch.Tensor:
     """Apply the matrix along one axis of x, in the dtype of the matrix; the result has the dtype of x."""
-    with torch.autocast(x.device.type, enabled=False):
+    with full_precision(x):
         return (x.to(matrix.dtype).movedim(axis, -1) @ matrix.T).movedim(-1, axis).to(x.dtype)
 
 
@@ -292,10 +292,10 @@ class ElementConvolution(nn.Module):
         """The convolution along one axis; `axis` starts at 0."""
         weight = self.weights[axis]
         outputs = weight.shape[-1]
-        with torch.autocast(x.device.type, enabled=False):
+        with full_precision(x):
             matrix = torch.einsum("sijn,nco->sjcio", basis, weight.to(basis.dtype))
             matrix = matrix.reshape(-1, self.m * outputs).to(weight.dtype)
-        out = (windows(x, axis, self.m) @ matrix).unflatten(-1, (self.m, outputs))
+        out: torch.Tensor = (windows(x, axis, self.m) @ matrix).unflatten(-1, (self.m, outputs))
         return out.flatten(-3, -2).movedim(-2, axis + 1)
 
     def forward(self, x: torch.Tensor, basis: torch.Tensor) -> torch.Tensor:
@@ -326,7 +326,8 @@ class ElementAttention(nn.Module):
         fields = [self.convolution.along(L, axis, constants.coarse) for axis in range(len(self.mesh))]
         Q, K, V = heads_of_elements(fields, self.bias, self.scale, constants.turns, self.mesh, self.m, self.EPS)
         out_BPHED = attention(Q, K, V, mask_NN=constants.mask)
-        return self.project(nodes_of_elements(out_BPHED, self.mesh, self.m))
+        out: torch.Tensor = self.project(nodes_of_elements(out_BPHED, self.mesh, self.m))
+        return out
 
 
 State = tuple[torch.Tensor, torch.Tensor, Constants]
@@ -390,7 +391,7 @@ class EddyFormer(GridModel):
         L = resample(S, common.down)
         for block in self.blocks:
             L, S, _ = block((L, S, common))
-        u = resample(self.coarse_answer(L).to(dtype), common.up) + self.answer(S) * self.eps
+        u: torch.Tensor = resample(self.coarse_answer(L).to(dtype), common.up) + self.answer(S) * self.eps
         for axis, (points, mesh, periodic) in enumerate(self._axes(x), start=1):
             u = _along(to_grid(points, mesh, self.elements.nodes, periodic, _wide(dtype), u.device), u, axis)
         return u
@@ -401,7 +402,7 @@ class EddyFormer(GridModel):
         for axis, (points, mesh, periodic) in enumerate(self._axes(x), start=1):
             values = _along(to_nodes(points, mesh, m, periodic, _wide(x.dtype), x.device), values, axis)
         local = local_points(self.mesh, m, values.dtype, x.device)
-        S = self.lift(torch.cat((values, local.expand(x.shape[0], *local.shape)), dim=-1))
+        S: torch.Tensor = self.lift(torch.cat((values, local.expand(x.shape[0], *local.shape)), dim=-1))
         return S.to(self.dtype)
 
     def _axes(self, x: torch.Tensor) -> zip[tuple[int, int, bool]]:

@@ -36,14 +36,16 @@ Letters: B batch, H heads, N points, C width, D head width, d axes.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Self
 
 import torch
 import torch.nn.functional as F
 from torch import nn
 
 from sigmasolver.models.config import SolverConfig
-from sigmasolver.models.layers import LayerNorm, Linear, TimeEmbedding, cropped, padded
+from sigmasolver.models.layers import LayerNorm, Linear, TimeEmbedding, cropped, full_precision, padded
 from sigmasolver.models.solver import GridModel
 from sigmasolver.ops.constants import grid_constant
 
@@ -127,7 +129,7 @@ def standardise_heads(O_BHnD: torch.Tensor, eps: float) -> torch.Tensor:
     """
     count, heads = math.prod(O_BHnD.shape[2:]), O_BHnD.shape[1]
     correction = (count - 1) / count
-    with torch.autocast(O_BHnD.device.type, enabled=False):  # group_norm accumulates in float32, also for bf16 inputs
+    with full_precision(O_BHnD):  # group_norm accumulates in float32, also for bf16 inputs
         weight = O_BHnD.new_full((heads,), math.sqrt(correction))
         return F.group_norm(O_BHnD.flatten(2), heads, weight, eps=eps * correction).view(O_BHnD.shape)
 
@@ -146,9 +148,9 @@ class FourierFeatures(nn.Module):
         self.frequencies = nn.Parameter(frequencies, requires_grad=False)
         self.linear = Linear(config.width, config.width)
 
-    def _apply(self, *args, **kwargs):  # type: ignore[no-untyped-def]
+    def _apply(self, fn: Callable[[torch.Tensor], torch.Tensor], recurse: bool = True) -> Self:
         before = self.frequencies.data
-        super()._apply(*args, **kwargs)
+        nn.Module._apply(self, fn, recurse)
         if self.frequencies.dtype != before.dtype:
             self.frequencies.data = before.to(self.frequencies.device)
         return self
@@ -167,7 +169,8 @@ class FourierFeatures(nn.Module):
                 sine, cosine = sine[..., None, :], cosine[..., None, :]
                 sine, cosine = sine * c + cosine * s, cosine * c - sine * s
         assert sine is not None and cosine is not None
-        return self.linear(torch.cat((sine, cosine), dim=-1).to(self.linear.weight.dtype))
+        out: torch.Tensor = self.linear(torch.cat((sine, cosine), dim=-1).to(self.linear.weight.dtype))
+        return out
 
 
 class AxisKernel(nn.Module):
@@ -222,7 +225,8 @@ class FactorisedAttention(nn.Module):
             K = kernel(self.enter(Y.mean(other_axes) if other_axes else Y))
             lines = O.movedim(2 + axis, 2)
             O = (K @ lines.flatten(3)).view(lines.shape).movedim(2, 2 + axis)
-        return self.project(standardise_heads(O, eps=1e-8).movedim(1, -2).flatten(-2))
+        out: torch.Tensor = self.project(standardise_heads(O, eps=1e-8).movedim(1, -2).flatten(-2))
+        return out
 
 
 class Block(nn.Module):
@@ -235,7 +239,8 @@ class Block(nn.Module):
 
     def forward(self, H: torch.Tensor) -> torch.Tensor:
         H = H + self.positions(tuple(H.shape[1:-1]))
-        return H + self.attention(H)
+        out: torch.Tensor = H + self.attention(H)
+        return out
 
 
 class LiftByField(nn.Module):
@@ -257,7 +262,8 @@ class LiftByField(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         frames = x.unflatten(-1, (self.frames, -1))
-        return self.mix(F.gelu(frames[..., None] * self.weight + self.bias).flatten(-3))
+        out: torch.Tensor = self.mix(F.gelu(frames[..., None] * self.weight + self.bias).flatten(-3))
+        return out
 
 
 class GroupedLinear(nn.Module):
@@ -346,8 +352,9 @@ class Marching(nn.Module):
 
 def read(layer: nn.Linear, x: torch.Tensor) -> torch.Tensor:
     """Apply the layer in the dtype of its weights: bf16 would limit the output to eight significant bits."""
-    with torch.autocast(x.device.type, enabled=False):
-        return layer(x.to(layer.weight.dtype))
+    with full_precision(x):
+        out: torch.Tensor = layer(x.to(layer.weight.dtype))
+        return out
 
 
 class FactFormer(GridModel):
@@ -380,7 +387,8 @@ class FactFormer(GridModel):
         H = padded(H, [points + self.form.margin for points in grid])
         for block in self.blocks:
             H = block(H)
-        return self.answer(self.walls(cropped(H, grid)))
+        out: torch.Tensor = self.answer(self.walls(cropped(H, grid)))
+        return out
 
 
 def factformer(config: SolverConfig, form: Form | None = None) -> FactFormer:

@@ -27,7 +27,7 @@ import torch
 from torch import nn
 
 from sigmasolver.models.config import SolverConfig
-from sigmasolver.models.layers import LayerNorm, Linear, TimeEmbedding, coordinates, linear
+from sigmasolver.models.layers import LayerNorm, Linear, TimeEmbedding, coordinates, full_precision, linear
 from sigmasolver.models.solver import GridModel, Solver, with_points
 from sigmasolver.models.spectral import SpectralOperator
 from sigmasolver.ops import affine
@@ -49,7 +49,8 @@ class FactorisedBlock(nn.Module):
         self.norm = LayerNorm(width)
 
     def forward(self, H: torch.Tensor) -> torch.Tensor:
-        return H + self.norm(self.feed_forward(self.spectral(H)))
+        out: torch.Tensor = H + self.norm(self.feed_forward(self.spectral(H)))
+        return out
 
 
 def ffno(config: SolverConfig) -> Solver:
@@ -102,12 +103,13 @@ class MarkovFFNO(GridModel):
         H = self.with_time(self.lift(with_points(x, points)).to(self.dtype), time)
         change = H
         for block in self.blocks:
-            with torch.autocast(x.device.type, enabled=False):
+            with full_precision(x):
                 filtered = self.spectral(H)
             change = block(filtered)
             H = H + change
-        with torch.autocast(x.device.type, enabled=False):
-            return self.head(change.to(self.dtype))
+        with full_precision(x):
+            out: torch.Tensor = self.head(change.to(self.dtype))
+            return out
 
 
 def ffno_markov(config: SolverConfig) -> MarkovFFNO:

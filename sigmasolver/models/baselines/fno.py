@@ -31,7 +31,16 @@ import torch.nn.functional as F
 from torch import nn
 
 from sigmasolver.models.config import SolverConfig
-from sigmasolver.models.layers import Linear, TimeEmbedding, coordinates, cropped, extended, padded, perceptron
+from sigmasolver.models.layers import (
+    Linear,
+    TimeEmbedding,
+    coordinates,
+    cropped,
+    extended,
+    full_precision,
+    padded,
+    perceptron,
+)
 from sigmasolver.models.solver import GridModel, with_points
 from sigmasolver.ops.fourier import grid_fourier
 
@@ -51,7 +60,7 @@ class FourierConvolution(nn.Module):
 
     def forward(self, H: torch.Tensor) -> torch.Tensor:
         wide = torch.promote_types(H.dtype, torch.float32)
-        with torch.autocast(H.device.type, enabled=False):
+        with full_precision(H):
             return grid_fourier(H.to(wide), self.weight.to(wide)).to(H.dtype)
 
 
@@ -64,7 +73,8 @@ class FourierLayer(nn.Module):
         self.pointwise = Linear(width, width)
 
     def forward(self, H: torch.Tensor) -> torch.Tensor:
-        return self.convolution(H) + self.pointwise(H)
+        out: torch.Tensor = self.convolution(H) + self.pointwise(H)
+        return out
 
 
 class FNO(GridModel):
@@ -95,8 +105,9 @@ class FNO(GridModel):
         H = padded(H, self._padded_grid(grid))
         for index, layer in enumerate(self.blocks):
             H = layer(F.gelu(H) if index else H)
-        with torch.autocast(x.device.type, enabled=False):
-            return self.head(cropped(H, grid))
+        with full_precision(x):
+            out: torch.Tensor = self.head(cropped(H, grid))
+            return out
 
     def _padded_grid(self, grid: Sequence[int]) -> list[int]:
         """The number of points per axis after zero padding."""

@@ -110,7 +110,8 @@ class SpectralMixer(nn.Module):
     def forward(self, Y: torch.Tensor) -> torch.Tensor:
         R, F = self.gate_path(Y), self.feature_path(Y)
         O = through_basis(R, F, self.gate, partial(self._phi, Y), lambda S_BHKD: self.norm(S_BHKD) @ self.mix)
-        return self.dropout(self.project(O))
+        out: torch.Tensor = self.dropout(self.project(O))
+        return out
 
     def _phi(self, Y: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
         grid = tuple(Y.shape[1:-1])

@@ -83,7 +83,8 @@ class LinearAttention(nn.Module):
         Q_BHNM = softmax(U_BHND @ Wq_HMD.mT)
         K_BHMN = softmax(Wk_HMD @ U_BHND.mT)
         O_BHND = Q_BHNM @ self.value(K_BHMN @ U_BHND)
-        return self.dropout(self.project(O_BHND.transpose(1, 2).reshape(Y.shape)))
+        out: torch.Tensor = self.dropout(self.project(O_BHND.transpose(1, 2).reshape(Y.shape)))
+        return out
 
 
 def linearno(config: SolverConfig, local: bool = True) -> Solver:

@@ -42,6 +42,7 @@ from torch import nn
 from sigmasolver.models.baselines.attention_solver import attention_solver
 from sigmasolver.models.baselines.physics_attention import PhysicsAttention
 from sigmasolver.models.config import SolverConfig
+from sigmasolver.models.layers import full_precision
 from sigmasolver.models.solver import Solver
 from sigmasolver.ops.constants import grid_constant
 
@@ -122,7 +123,8 @@ def over_angles(layer: nn.Conv2d, S: torch.Tensor) -> torch.Tensor:
     shifts = turns(angles, kernel, layer.weight.dtype, layer.weight.device)
     circulant = torch.einsum("oik,kab->oaib", layer.weight[..., 0], shifts).reshape(outputs * angles, inputs * angles)
     assert layer.bias is not None
-    return (circulant @ S.flatten(0, 1)).unflatten(0, (outputs, angles)) + layer.bias[:, None, None]
+    out: torch.Tensor = (circulant @ S.flatten(0, 1)).unflatten(0, (outputs, angles)) + layer.bias[:, None, None]
+    return out
 
 
 class RadonBlock(nn.Module):
@@ -158,7 +160,7 @@ class RadonBlock(nn.Module):
         plane = (planes.shape[-3], planes.shape[-2])
         wide = torch.promote_types(H.dtype, torch.float32)
         # The ramp takes differences of neighbouring lines, which cancel in bf16.
-        with torch.autocast(H.device.type, enabled=False):
+        with full_precision(H):
             # Points first, so that R and FBP are plain matrix products.
             points_first = planes.movedim([-3, -2], [0, 1])
             x = points_first.to(wide).reshape(math.prod(plane), math.prod(points_first.shape[2:]))

@@ -53,7 +53,8 @@ class GumbelRouting(DrawsNoise):
 
     def temperatures(self, X_BHND: torch.Tensor) -> torch.Tensor:
         """The clamped temperatures, (B, H, N, 1)."""
-        return (self.cooling(X_BHND) + self.temperature[:, None, None]).clamp(min=self.COLDEST)
+        out: torch.Tensor = (self.cooling(X_BHND) + self.temperature[:, None, None]).clamp(min=self.COLDEST)
+        return out
 
     def forward(self, X_BHND: torch.Tensor) -> torch.Tensor:
         logits, uniform = self.project(X_BHND), None
@@ -86,7 +87,8 @@ class EideticAttention(nn.Module):
         X_BHND = split_heads(self.embed(Y), self.heads).contiguous()  # one copy instead of one per product
         P_BHNM = self.routing(X_BHND)
         O_BHND = deslice(P_BHNM, self.update(slice_states(P_BHNM, X_BHND)))
-        return self.dropout(self.project(O_BHND.transpose(1, 2).reshape(Y.shape)))
+        out: torch.Tensor = self.dropout(self.project(O_BHND.transpose(1, 2).reshape(Y.shape)))
+        return out
 
 
 def transolver_plus(config: SolverConfig, local: bool = True, noise: str = "training") -> Solver:

@@ -36,7 +36,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from sigmasolver.models.config import SolverConfig
-from sigmasolver.models.layers import Convolution, Linear, TimeEmbedding, cropped, padded, perceptron
+from sigmasolver.models.layers import Convolution, Linear, TimeEmbedding, cropped, full_precision, padded, perceptron
 from sigmasolver.models.solver import GridModel, with_points
 
 __all__ = ["NORMS", "UNet", "unet"]
@@ -130,8 +130,9 @@ class UNet(GridModel):
         for level in levels[self.LEVELS :]:
             H = level(torch.cat((skips.pop(), interpolated(H)), dim=-1))
         H = cropped(self.project(H), grid)
-        with torch.autocast(x.device.type, enabled=False):
-            return self.head(H.to(self.dtype))
+        with full_precision(x):
+            out: torch.Tensor = self.head(H.to(self.dtype))
+            return out
 
     @property
     def blocks(self) -> Sequence[nn.Module]:

@@ -29,7 +29,7 @@ from torch import nn
 
 from sigmasolver.models.block import Branch
 from sigmasolver.models.config import SolverConfig
-from sigmasolver.models.layers import LayerNorm, TimeEmbedding, cropped, linear, padded, perceptron
+from sigmasolver.models.layers import LayerNorm, TimeEmbedding, cropped, full_precision, linear, padded, perceptron
 from sigmasolver.models.solver import GridModel
 from sigmasolver.ops.attention import attention
 from sigmasolver.ops.slices import split_heads
@@ -68,7 +68,8 @@ class SelfAttention(nn.Module):
     def forward(self, Y: torch.Tensor) -> torch.Tensor:
         Q_BHND, K_BHND, V_BHND = (split_heads(layer(Y), self.heads) for layer in (self.query, self.key, self.value))
         O_BHND = attention(Q_BHND, K_BHND, V_BHND, self.dropout.p if self.training else 0.0)
-        return self.dropout(self.project(O_BHND.transpose(1, 2).reshape(Y.shape)))
+        out: torch.Tensor = self.dropout(self.project(O_BHND.transpose(1, 2).reshape(Y.shape)))
+        return out
 
 
 class ViT(GridModel):
@@ -101,7 +102,7 @@ class ViT(GridModel):
         T = self.with_time(self.embed(patches) + self._position_embedding(tokens), time)
         for block in self.blocks:
             T = block(T)
-        with torch.autocast(x.device.type, enabled=False):
+        with full_precision(x):
             T = self.readout(self.norm(T.to(self.dtype)))
         return cropped(from_patches(T, self.patch), grid)
 

@@ -10,6 +10,7 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure, SubFigure
 from matplotlib.patheffects import withStroke
+from matplotlib.ticker import ScalarFormatter
 
 from sigmasolver.report.digits import significant
 from sigmasolver.report.figures.style import BLACK, TWO_COLUMNS, LineStyle, integer_ticks, new_figure, style
@@ -199,7 +200,8 @@ def _draw_attention(part: SubFigure, axes: Axes, attention: np.ndarray) -> None:
     integer_ticks(axes, axis="y")
     axes.grid(False)
     bar = part.colorbar(image, ax=axes, label="weight", shrink=0.75, pad=0.03)
-    bar.formatter.set_useOffset(False)  # type: ignore[attr-defined]
+    assert isinstance(bar.formatter, ScalarFormatter)
+    bar.formatter.set_useOffset(False)
 
 
 def attention_scale(attention: np.ndarray) -> tuple[float, float]:

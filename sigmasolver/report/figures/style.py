@@ -16,6 +16,7 @@ from typing import Any, Literal
 from matplotlib import rc_context
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.layout_engine import ConstrainedLayoutEngine
 from matplotlib.lines import Line2D
 from matplotlib.ticker import MaxNLocator
 
@@ -114,9 +115,8 @@ def line_styles(models: Sequence[str]) -> dict[str, LineStyle]:
 
 def new_figure(width: float, height: float) -> Figure:
     """Create an empty figure, size in inches, with constrained layout."""
-    figure = Figure(figsize=(width, height), layout="constrained")
-    figure.get_layout_engine().set(w_pad=0.03, h_pad=0.03, wspace=0.04, hspace=0.04)  # type: ignore[union-attr,call-arg]
-    return figure
+    layout = ConstrainedLayoutEngine(w_pad=0.03, h_pad=0.03, wspace=0.04, hspace=0.04)
+    return Figure(figsize=(width, height), layout=layout)
 
 
 def set_panel_title(axes: Axes, index: int, title: str) -> None:

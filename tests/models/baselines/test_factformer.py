@@ -21,7 +21,7 @@ from sigmasolver.models.baselines.factformer import (
     standardise_heads,
 )
 from sigmasolver.recipes import ModelRecipe
-from sigmasolver.tasks import task_of
+from sigmasolver.tasks import TASKS
 from tests.models.baselines.reference import Weights, affine, gelu, layer_norm
 
 NS2D = SolverConfig((64, 64), 10, 1, width=256, in_frames=10)
@@ -71,7 +71,7 @@ def test_factformer_megabytes_equal_the_paper():
 
 
 def test_recipe_passes_the_frames_of_its_task():
-    sizes = ModelRecipe(name="factformer").config(task_of("it3d"))
+    sizes = ModelRecipe(name="factformer").config(TASKS["it3d"])
     assert (sizes.in_frames, sizes.out_frames, sizes.in_fields, sizes.out_fields) == (10, 2, 4, 4)
     with torch.device("meta"):
         assert build_solver("factformer", sizes).answer.steps.shape == (2, 256)

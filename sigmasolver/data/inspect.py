@@ -30,7 +30,7 @@ from sigmasolver.data.reader import Reader
 from sigmasolver.data.split import Split
 from sigmasolver.data.store import StoreReader, is_store
 from sigmasolver.runs.files import os_errors_as_value_errors, replacing
-from sigmasolver.spread import evenly_spaced
+from sigmasolver.sampling import evenly_spaced
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

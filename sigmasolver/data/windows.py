@@ -24,8 +24,8 @@ import torch
 
 from sigmasolver.data.header import DTYPES, Header
 from sigmasolver.data.reader import Reader
+from sigmasolver.sampling import evenly_spaced
 from sigmasolver.settings import suggest
-from sigmasolver.spread import evenly_spaced
 
 __all__ = ["Pair", "Resident", "Row", "Source", "WindowSpec", "Windows", "spread_evenly"]
 

@@ -36,7 +36,7 @@ from sigmasolver.report.rows import (
 from sigmasolver.report.sample import sample_of, timing_of
 from sigmasolver.report.study import TRIVIAL_BASELINES, Card, Curve, Dimensions, Maps, Study
 from sigmasolver.report.tables import HORIZON, LEAD, MEAN_OVER_FIELDS, PARAMETERS, comparison, curves
-from sigmasolver.spread import evenly_spaced
+from sigmasolver.sampling import evenly_spaced
 
 __all__ = ["headline", "study_of"]
 

@@ -22,7 +22,7 @@ from typing import ClassVar
 import torch
 
 from sigmasolver.data.layout import Layout
-from sigmasolver.seeds import hashed_seed
+from sigmasolver.sampling import hashed_seed
 
 __all__ = ["PRECISIONS", "Simulator", "Tick", "generator", "map_samples", "run_each", "run_slices"]
 

@@ -43,7 +43,7 @@ from sigmasolver.ops.precision import matmul_precision
 from sigmasolver.plugins import declared
 from sigmasolver.recipes import Recipe
 from sigmasolver.runtime.parallel import World
-from sigmasolver.seeds import hashed_seed
+from sigmasolver.sampling import hashed_seed
 from sigmasolver.train.capture import Capture
 from sigmasolver.train.objectives import Loss, build_loss, direct, frame_by_frame, pushforward, teacher_forced
 from sigmasolver.train.optimisers import build_optimiser, reads_tensor, set_rate

@@ -26,7 +26,7 @@ from sigmasolver.forecast.checkpoint import begin, save
 from sigmasolver.recipes import Recipe
 from sigmasolver.runs import Run, append_row, read_tensors, replace_rows, write_tensors
 from sigmasolver.runtime.parallel import World
-from sigmasolver.seeds import hashed_seed
+from sigmasolver.sampling import hashed_seed
 from sigmasolver.train.engine import Execution, Stepper, full
 from sigmasolver.train.optimisers import OneCycle, set_rate
 

@@ -536,7 +536,7 @@ def test_figures_change_no_global_state_and_do_not_import_torch():
             names += [node.module or ""] if isinstance(node, ast.ImportFrom) else []
             assert not any("pyplot" in name or name.partition(".")[0] == "torch" for name in names), file
             ours = [name.removeprefix("sigmasolver.") for name in names if name.startswith("sigmasolver.")]
-            assert all(name.startswith(("report", "runs.files", "spread", "tasks")) for name in ours), file
+            assert all(name.startswith(("report", "runs.files", "sampling", "tasks")) for name in ours), file
 
 
 def test_slice_and_lead_ticks_are_valid_integers():

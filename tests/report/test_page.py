@@ -220,5 +220,5 @@ def test_report_imports_neither_torch_nor_other_packages():
             for name in names:
                 assert name.partition(".")[0] != "torch"
                 assert not name.startswith("sigmasolver.") or name.startswith(
-                    ("sigmasolver.report", "sigmasolver.runs.files", "sigmasolver.spread")
+                    ("sigmasolver.report", "sigmasolver.runs.files", "sigmasolver.sampling")
                 )

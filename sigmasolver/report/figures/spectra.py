@@ -27,7 +27,7 @@ from sigmasolver.report.figures.style import (
 )
 from sigmasolver.report.published import TASK_LABELS, model_label
 from sigmasolver.report.rows import Arrays, Row, Rows, diagnosed, select, unique, with_unique_names
-from sigmasolver.spread import evenly_spaced
+from sigmasolver.sampling import evenly_spaced
 
 __all__ = ["SPECTRA", "Spectra", "spectra", "spectra_of"]
 

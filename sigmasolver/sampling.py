@@ -1,8 +1,15 @@
-"""Some of many, evenly spread: windows to evaluate, frames to draw."""
+"""Reproducible choices: random seeds derived from strings, evenly spaced indices."""
 
 from __future__ import annotations
 
-__all__ = ["evenly_spaced"]
+import hashlib
+
+__all__ = ["evenly_spaced", "hashed_seed"]
+
+
+def hashed_seed(text: str) -> int:
+    """63 bits of a hash of `text`, such as "order/42/7": neighbouring numbers in it give unrelated seeds."""
+    return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "little") >> 1
 
 
 def evenly_spaced(count: int, limit: int) -> list[int]:

@@ -1,5 +1,6 @@
-"""Evenly spaced indices: their ends and gaps, and the windows that recorded results are means of."""
+"""Seeds by hash and evenly spaced indices, which determine runs, simulated data and the windows of recorded results."""
 
+import hashlib
 from fractions import Fraction
 from itertools import pairwise
 
@@ -9,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sigmasolver.data.windows import spread_evenly
-from sigmasolver.spread import evenly_spaced
+from sigmasolver.sampling import evenly_spaced, hashed_seed
 
 
 @given(st.integers(2, 10**6), st.integers(2, 2000))
@@ -35,3 +36,14 @@ def test_evenly_spaced_equals_a_rounded_linspace():
             rounded = torch.linspace(0, count - 1, limit, dtype=torch.float64).round().long()
             assert evenly_spaced(count, limit) == rounded.tolist()
             assert torch.equal(spread_evenly(count, limit), rounded)
+
+
+def test_hashed_seed_is_63_bits_of_the_hash():
+    for text in ("order/42/0", "order/42/1", "step/42/0/0", "darcy/0/0", ""):
+        digest = hashlib.sha256(text.encode()).digest()
+        assert hashed_seed(text) == sum(byte * 256**position for position, byte in enumerate(digest[:8])) // 2
+
+
+def test_hashed_seed_recorded_value():
+    """Data and runs of earlier versions must stay reproducible."""
+    assert hashed_seed("darcy/0/0") == 4692949075405215600

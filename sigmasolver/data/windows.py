@@ -407,7 +407,9 @@ class Windows:
 
 def spread_evenly(count: int, requested: int | None) -> torch.Tensor:
     """`requested` evenly spaced indices from 0 to `count` - 1; all if None."""
-    return torch.tensor(evenly_spaced(count, count if requested is None else requested), dtype=torch.long)
+    if requested is None or requested >= count:
+        return torch.arange(count)
+    return torch.tensor(evenly_spaced(count, requested), dtype=torch.long)
 
 
 class Resident:

@@ -28,6 +28,9 @@ COMPARED = (
     "eddyformer", "linearno", "transolver-sigma",
 )  # fmt: skip
 """The models of tab:pde-main-results, in its order."""
+CALIBRATION = ("fno", "vit")
+"""Published baselines with the cheapest updates: at the paper's budget they show how difficult the simulated data are
+compared with those of the paper."""
 EFFICIENCY = ("hpm-frozen", "drift-net", "factformer", "transolver", "transolver-sigma")
 """The models of tab:efficiency-settings; HPM stores its bases, as measured there."""
 SUITES: dict[str, Callable[[], dict[str, Recipe]]] = {
@@ -128,7 +131,8 @@ def _ledger() -> dict[str, Recipe]:
     reduced = ("task.train=100", "task.test=20", "train.updates=2500")
     return {
         **runs("darcy", ["transolver-sigma"], seeds=SEEDS),
-        **runs("darcy", [*COUNTERPARTS, "transolver", "linearno", "ffno"]),
+        **runs("darcy", [*COUNTERPARTS, *CALIBRATION, "transolver", "linearno", "ffno"]),
+        **runs("kf2d", CALIBRATION),
         **runs("kf2d", ["transolver-sigma"], label, improved, SEEDS),
         **runs("kf2d", with_counterparts, f"{label}-quarter", (*improved, *quarter)),
         **runs("kf2d", COUNTERPARTS, f"{label}-quarter-matched", (*improved, *quarter), resize=_at_matched_width),

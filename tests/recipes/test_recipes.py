@@ -318,7 +318,7 @@ def test_suites_match_the_papers_tables():
         "efficiency": 10,
         "comparison": 26,
         "cost": 12,
-        "ledger": 42,
+        "ledger": 46,
     }
     assert {name: len(suite_of(name)) for name in SUITES} == counts | other_counts | {"factors": 10}
     for suite in counts:
@@ -389,6 +389,9 @@ def test_ledger_suite_is_ordered_and_labels_reduced_budgets():
             continue
         budget = int(name.split("-")[-3]) if "-epochs-" in name else RECIPES[recipe.task.name].train.epochs
         assert (recipe.train.epochs, recipe.train.updates) == (budget, None)
+    for task in ("darcy", "kf2d"):  # to compare with the published numbers, nothing but the precision is changed
+        for model in ("fno", "vit"):
+            assert rows[f"{task}-{model}-bf16-42"] == changed(recipe_of(task, model, 42), ["train.precision=bf16"])
     improved = "bf16-circular-clip-1-quarter"
     sizes = [rows[f"kf2d-physolver-{name}-42"].model.width for name in (improved, f"{improved}-matched")]
     assert sizes == [128, 160]

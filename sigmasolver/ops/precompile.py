@@ -1,10 +1,10 @@
 """Compile the kernels of a step in parallel before it first runs.
 
 Triton compiles a kernel on its first launch, while the step waits: half a minute for a training step. `precompile` does
-a dry run of the step that launches no kernels, then compiles everything it requested in a thread pool, whose threads
-also build the launchers and load the kernels onto the GPU. MLIR and LLVM release the GIL, and ptxas and the C compiler
-are separate processes, so all cores are busy. Compilation starts after the dry run, which would otherwise keep waiting
-for the GIL. Afterwards every launch finds its kernel. Kernels in Triton's cache on disk are only loaded.
+a dry run of the step that launches no kernels, and compiles everything it requested at once: processes compile for
+Triton's cache on disk (`ops.compile_server`; they start during the dry run), then threads take the kernels from there,
+build the launchers and load the kernels onto the GPU. Afterwards every launch finds its kernel. If all kernels are in
+the cache, no process is started; what a process fails to compile, a thread compiles.
 
 No kernel writes its results in the dry run, so the values are arbitrary, and everything that could retain them is
 restored: gradients, buffers, random generators. Precompilation is meant for steps that can be captured as a CUDA graph,
@@ -13,14 +13,20 @@ whose host code cannot depend on values. Errors propagate, as the first real ste
 
 from __future__ import annotations
 
+import hashlib
 import importlib
+import itertools
+import json
 import os
 import signal
+import subprocess
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import cache, partial
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -43,10 +49,14 @@ def precompile(work: Callable[[], object], model: nn.Module, stream: torch.cuda.
         return []
     triton = importlib.import_module("triton")
     active_mode = importlib.import_module("triton.runtime._async_compile").active_mode
-    # Ctrl-C is for the main thread; an interrupted compiler would be reported as broken.
-    pool = ThreadPoolExecutor(initializer=signal.pthread_sigmask, initargs=(signal.SIG_BLOCK, {signal.SIGINT}))
-    loader = _Loader(pool, None if stream is None else stream.device)
-    mode = triton.AsyncCompileMode(loader)
+    compilations = _Compilations(None if stream is None else stream.device)
+
+    class Mode(triton.AsyncCompileMode):  # type: ignore[misc, name-defined]
+        def submit(self, key: str, *functions: Callable[..., Any]) -> Any:
+            compilations.key = key
+            return super().submit(key, *functions)
+
+    mode = Mode(compilations)
 
     def submit(compile: Callable[[], object]) -> None:
         token = active_mode.set(mode)  # for each launch: autograd runs the backward pass in another thread
@@ -56,18 +66,18 @@ def precompile(work: Callable[[], object], model: nn.Module, stream: torch.cuda.
             active_mode.reset(token)
 
     try:
-        with _lock, _preserve_state(model, stream), intercept_launches(submit, stream):
+        with _lock, _preserve_state(model, stream), compilations.described(), intercept_launches(submit, stream):
             work()
-        loader.start()
+        compilations.start()
         return [kernel.result() for kernel in list(mode.future_kernels.values())]
     except BaseException:
-        loader.cancel()
+        compilations.cancel()
         for kernel in list(mode.future_kernels.values()):
             if kernel.future is not None and kernel.future.cancelled():
                 kernel.result(ignore_errors=True)  # so that a later launch compiles it
         raise
     finally:
-        pool.shutdown(wait=False, cancel_futures=True)
+        compilations.close()
 
 
 def why_serial(model: nn.Module) -> str | None:
@@ -114,32 +124,66 @@ def intercept_launches(
         jit.run = launch
 
 
-class _Loader:
-    """Executor to which Triton submits its compilations, deferred until `start`. The thread that compiles a kernel also
-    loads it onto the device."""
+class _Compilations:
+    """Executor to which Triton submits the compilations of a dry run, deferred until `start`."""
 
-    def __init__(self, pool: ThreadPoolExecutor, device: torch.device | None) -> None:
-        self.pool, self.device = pool, device
-        self.submitted: list[tuple[Future[Any], Callable[[], Any]]] = []
+    def __init__(self, device: torch.device | None) -> None:
+        self.device = device
+        self.key = ""
+        """Key of the next submission in Triton's cache."""
+        self.description: Any = None
+        """Of the next submission: module, name and arguments of the kernel, as the server takes them."""
+        self._submitted: list[tuple[Future[Any], Callable[[], Any], Any]] = []
+        self._server: _Server | None = None
+        # Ctrl-C is for the main thread; an interrupted compiler would be reported as broken.
+        arguments = (signal.SIG_BLOCK, {signal.SIGINT})
+        self._pool = ThreadPoolExecutor(initializer=signal.pthread_sigmask, initargs=arguments)
+
+    @contextmanager
+    def described(self) -> Iterator[None]:
+        """Let Triton describe every kernel before it is submitted, so that another process can compile it."""
+        knobs = importlib.import_module("triton").knobs.runtime
+        other = knobs.jit_cache_hook
+
+        def describe(*, fn: Any, compile: Any, **launch: Any) -> Any:
+            self.description = fn.module, fn.name, compile["specialization_data"]
+            return other(fn=fn, compile=compile, **launch) if other is not None else None
+
+        knobs.jit_cache_hook = describe
+        try:
+            yield
+        finally:
+            knobs.jit_cache_hook = other
 
     def submit(self, compile: Callable[[], Any]) -> Future[Any]:
         future: Future[Any] = Future()
-        self.submitted.append((future, compile))
+        missing = not _is_on_disk(self.key)
+        if missing and self._server is None:
+            self._server = _Server()
+        self._submitted.append((future, compile, self.description if missing else None))
         return future
 
     def start(self) -> None:
-        for future, compile in self.submitted:
-            self.pool.submit(self._finish, future, compile)
+        # Last launched first: the kernels of the backward pass, which take longest to compile.
+        for submission in reversed(self._submitted):
+            self._pool.submit(self._finish, *submission)
 
     def cancel(self) -> None:
         """Cancel the compilations that have not started."""
-        for future, _ in self.submitted:
+        for future, _, _ in self._submitted:
             future.cancel()
 
-    def _finish(self, future: Future[Any], compile: Callable[[], Any]) -> None:
+    def close(self) -> None:
+        self._pool.shutdown(wait=False, cancel_futures=True)
+        if self._server is not None:
+            self._server.close()
+
+    def _finish(self, future: Future[Any], compile: Callable[[], Any], description: Any) -> None:
         if not future.set_running_or_notify_cancel():
             return
         try:
+            if description is not None and self._server is not None:
+                self._server.compile(description)
             kernel = compile()
             if self.device is not None:
                 with torch.cuda.device(self.device):
@@ -147,6 +191,72 @@ class _Loader:
             future.set_result(kernel)
         except BaseException as error:
             future.set_exception(error)
+
+
+def _is_on_disk(key: str) -> bool:
+    """Whether Triton's cache has a kernel; False if it is not a folder."""
+    cache_of = importlib.import_module("triton.runtime.cache").get_cache_manager
+    folder = getattr(cache_of(hashlib.sha256(key.encode()).hexdigest()), "cache_dir", None)
+    return folder is not None and any(Path(folder).glob("__grp__*.json"))
+
+
+class _Server:
+    """A process running `ops.compile_server`; several threads may use it."""
+
+    def __init__(self) -> None:
+        triton = importlib.import_module("triton")
+        target = importlib.import_module("triton.runtime").driver.active.get_current_target()
+        words = (target.backend, target.arch, target.warp_size)
+        # The modules and the cache of this process; no interpreter, which this process may have enabled for others.
+        environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+        environment |= {"TRITON_CACHE_DIR": str(triton.knobs.cache.dir), "TRITON_INTERPRET": "0"}
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "sigmasolver.ops.compile_server", *map(str, words)],
+            env=environment,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            text=True,
+            start_new_session=True,  # out of reach of Ctrl-C
+        )
+        self._lock = threading.Lock()
+        self._waiting: dict[int, threading.Event] | None = {}
+        """By number of the request; None once the server has exited."""
+        self._numbers = itertools.count()
+        threading.Thread(target=self._listen, daemon=True).start()
+
+    def compile(self, description: tuple[str, str, str]) -> None:
+        """Wait until the kernel is in the cache, or until its compilation has failed."""
+        assert self._process.stdin is not None
+        ended, number = threading.Event(), next(self._numbers)
+        with self._lock:
+            if self._waiting is None:
+                return
+            self._waiting[number] = ended
+            try:
+                self._process.stdin.write(json.dumps((number, *description)) + "\n")
+                self._process.stdin.flush()
+            except BrokenPipeError:
+                return
+        ended.wait()
+
+    def close(self) -> None:
+        assert self._process.stdin is not None
+        with self._lock, suppress(BrokenPipeError):
+            self._process.stdin.close()
+
+    def _listen(self) -> None:
+        assert self._process.stdout is not None
+        with self._process.stdout as lines:
+            for line in lines:
+                with self._lock:
+                    if self._waiting is not None:
+                        self._waiting.pop(int(line)).set()
+        with self._lock:
+            abandoned, self._waiting = self._waiting or {}, None
+        for ended in abandoned.values():
+            ended.set()
+        self._process.wait()
 
 
 @contextmanager

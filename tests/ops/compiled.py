@@ -17,6 +17,7 @@ from triton.runtime import driver
 
 from sigmasolver.models import Options, build_model
 from sigmasolver.ops import dispatch
+from sigmasolver.ops.compile_server import NamedTarget
 from sigmasolver.ops.fused import lift, swiglu
 from sigmasolver.ops.fused.tuning import Gpu
 from sigmasolver.ops.precision import matmul_precision
@@ -26,17 +27,8 @@ DEVICES = {"H200": (90, 232_448), "A100": (80, 166_912), "RTX 4090": (89, 101_37
 """Compute capability, and shared memory per program in bytes; one GPU of each class."""
 
 
-class FakeDriver:
+class FakeDriver(NamedTarget):
     """A stand-in for Triton's GPU driver: names the GPU to compile for, and cannot launch."""
-
-    def __init__(self, number: int, capability: int) -> None:
-        self.number, self.target = number, GPUTarget("cuda", capability, 32)
-
-    def get_current_target(self) -> GPUTarget:
-        return self.target
-
-    def get_current_device(self) -> int:
-        return self.number  # the key of Triton's cache of compiled kernels
 
     def get_current_stream(self, device: int) -> int:
         return 0
@@ -45,7 +37,7 @@ class FakeDriver:
 def pretend(device: str) -> None:
     """Compile kernels for this GPU from now on, with the tiles of its class."""
     capability, shared = DEVICES[device]
-    driver.set_active(FakeDriver(list(DEVICES).index(device), capability))
+    driver.set_active(FakeDriver(GPUTarget("cuda", capability, 32), list(DEVICES).index(device)))
     swiglu.gpu_class = lift.gpu_class = lambda x: Gpu.with_shared_memory(shared)
     dispatch.interpreted = True
 

@@ -1,9 +1,10 @@
-"""The kernels of one update, without a GPU: `python -m tests.ops.precompiled names|compile TASK MODEL FOLDER`.
+"""The kernels of one update, without a GPU: `python -m tests.ops.precompiled names|keys|compile TASK MODEL FOLDER`.
 
 The last line of its output is JSON. This is a separate process, since tests without a GPU enable Triton's interpreter.
 """
 
 import hashlib
+import importlib
 import json
 import sys
 from collections import Counter
@@ -13,16 +14,17 @@ from typing import Any
 
 import torch
 from triton import knobs
+from triton.runtime._async_compile import active_mode
 
 from sigmasolver.ops.precision import matmul_precision
-from sigmasolver.ops.precompile import intercept_launches, precompile
+from sigmasolver.ops.precompile import _Compilations, intercept_launches, precompile
 from sigmasolver.recipes import changed, recipe_of
 from sigmasolver.train.capture import launch_all
 from sigmasolver.train.dry_run import DryRun
 from sigmasolver.train.engine import Execution, Stepper
 from tests.ops.compiled import pretend
 
-SIZES = ("task.grid=(8,8)", "model.width=16", "model.depth=1", "model.heads=2", "model.slices=4", "model.modes=2")
+SIZES = ("task.grid=(16,16)", "model.width=16", "model.depth=1", "model.heads=2", "model.slices=4", "model.modes=2")
 SETTINGS = (*SIZES, "train.batch=2", "train.precision=bf16", "train.noise=0.1")
 
 
@@ -54,9 +56,21 @@ class Compiler:
         self._clear_caches("serial")
         return self._compile_serially()
 
-    def parallel(self) -> dict[str, str]:
-        self._clear_caches("parallel")
+    def parallel(self, folder: str = "parallel") -> dict[str, str]:
+        self._clear_caches(folder)
         return _checksums(precompile(self.work, self.stepper.model))
+
+    def compiled_here(self, compile: Callable[[], object]) -> list[str]:
+        """Names of the kernels that `compile` compiles in this process, without a server."""
+        names: list[str] = []
+
+        def listen(*, src: Any, cache_hit: bool, **_: object) -> None:
+            names.extend([] if cache_hit else [src.name])
+
+        knobs.compilation.listener = listen
+        compile()
+        knobs.compilation.listener = None
+        return names
 
     def after_an_error(self) -> dict[str, str]:
         """The step fails while compilations are running or pending; a later launch finds or compiles its kernel."""
@@ -97,6 +111,35 @@ class Compiler:
         self.stepper.optimiser.zero_grad(set_to_none=True)
 
 
+class Keys:
+    """In place of Triton's mode of compiling in threads: collects the keys of kernels in its cache."""
+
+    def __init__(self) -> None:
+        self.keys: list[str] = []
+
+    def submit(self, key: str, *functions: object) -> None:
+        self.keys.append(key)
+
+
+def keys_of_launches_and_descriptions(stepper: Stepper) -> tuple[list[str], list[str]]:
+    """Keys of the kernels that a dry run launches, and of those that a process compiles from their descriptions."""
+    launched, described, compilations, descriptions = Keys(), Keys(), _Compilations(None), []
+
+    def note(compile: Callable[[], object]) -> None:
+        token = active_mode.set(launched)  # type: ignore[arg-type]
+        compile()
+        active_mode.reset(token)
+        descriptions.append(json.dumps(compilations.description))
+
+    with compilations.described(), intercept_launches(note):
+        work_of(stepper)()
+    token = active_mode.set(described)  # type: ignore[arg-type]
+    for module, name, arguments in map(json.loads, descriptions):
+        getattr(importlib.import_module(module), name).preload(arguments)
+    active_mode.reset(token)
+    return launched.keys, described.keys
+
+
 def _checksums(kernels: list[Any]) -> dict[str, str]:
     """Checksums of the machine code, by key in Triton's cache."""
     return {kernel.hash: hashlib.sha256(kernel.asm["cubin"]).hexdigest() for kernel in kernels}
@@ -112,11 +155,21 @@ def main() -> None:
     how, task, model, folder = sys.argv[1:]
     pretend("H200")
     with matmul_precision("bf16"):
+        if how == "keys":
+            pairs = {name: keys_of_launches_and_descriptions(stepper_of(task, name)) for name in model.split(",")}
+            sys.stdout.write(json.dumps(pairs))
+            return
         compiler = Compiler(stepper_of(task, model), folder)
         results: dict[str, Any] = {"names": compiler.names()}
         if how == "compile":
-            results["changed"] = compiler.changed_by(lambda: results.update(parallel=compiler.parallel()))
+            results["compiled here"] = compiler.compiled_here(
+                lambda: results.update(
+                    changed=compiler.changed_by(lambda: results.update(parallel=compiler.parallel()))
+                )
+            )
             results["serial"], results["after an error"] = compiler.serial(), compiler.after_an_error()
+            sys.executable = "false"
+            results["compiled without a server"] = compiler.compiled_here(lambda: compiler.parallel("without"))
             with intercept_launches(lambda compile: None):
                 results["changed otherwise"] = compiler.changed_by(compiler.work)
     sys.stdout.write(json.dumps(results))

@@ -15,7 +15,7 @@ pytest.importorskip("triton")
 import triton
 from triton.runtime.interpreter import InterpretedFunction
 
-from sigmasolver.models import build_model
+from sigmasolver.models import build_model, list_models
 from sigmasolver.ops import dispatch, precompile
 from sigmasolver.ops.fused.adamw import FusedAdamW
 from sigmasolver.ops.fused.weight_cache import WeightCache
@@ -69,12 +69,22 @@ def test_precompile_equals_serial_compilation(tmp_path):
     compiled = precompiled("compile", "darcy", "unet-batchnorm", tmp_path)
     assert len(compiled["serial"]) >= len(compiled["names"]) >= 4
     assert compiled["parallel"] == compiled["serial"] == compiled["after an error"]
+    assert compiled["compiled here"] == []
+    assert len(compiled["compiled without a server"]) == len(compiled["serial"])
     on_disk = {path.parent.name for path in (tmp_path / "parallel").rglob("*.cubin")}
     assert on_disk == {path.parent.name for path in (tmp_path / "serial").rglob("*.cubin")}
     assert len(on_disk) == len(compiled["serial"])
     unprotected = set(compiled["changed otherwise"])
     assert {"random", "lift.0.weight.grad"} <= unprotected and any("running" in name for name in unprotected)
     assert compiled["changed"] == []
+
+
+def test_server_compiles_what_a_step_launches(tmp_path):
+    """Triton's description of a launch, sent as text, leads to the same entry of its cache, for every model."""
+    pairs = precompiled("keys", "kf2d", ",".join(list_models()), tmp_path)
+    assert tuple(pairs) == list_models()
+    for launched, described in pairs.values():
+        assert len(launched) >= 9 and launched == described
 
 
 def test_why_serial_gives_each_reason(monkeypatch):
@@ -114,15 +124,14 @@ def test_why_serial_gives_each_reason(monkeypatch):
 
 
 class Compilations:
-    """Names of the kernels that Triton compiles."""
+    """Names of the kernels that Triton compiles, or takes from its cache on disk."""
 
     def __init__(self, monkeypatch):
         self.names = []
         monkeypatch.setattr(triton.knobs.compilation, "listener", self)
 
-    def __call__(self, *, src, metadata, metadata_group, times, cache_hit):
-        if not cache_hit:
-            self.names.append(src.name)
+    def __call__(self, *, src, **_):
+        self.names.append(src.name)
 
 
 def dry_run(model="transolver-sigma", *settings):

@@ -22,11 +22,12 @@ def main() -> None:
     parser.add_argument("--count", type=int, default=16, help="how many windows are shipped")
     parser.add_argument("--training-seed", type=int, default=0, help="what the training data were simulated with")
     parser.add_argument("--others", type=Path, nargs="*", default=[], help="the same recipe with other seeds")
+    parser.add_argument("--note", default="", help="a sentence for the card, for instance how settings were chosen")
     parser.add_argument("--out", type=Path, help="the folder; none: the package's own, named after the task")
     args = parser.parse_args()
     run = Run(args.run)
     out = args.out or Path(sigmasolver.pretrained.__file__).parent / load_recipe(run).task.name
-    make_folder(run, out, args.windows, args.count, args.training_seed, [Run(path) for path in args.others])
+    make_folder(run, out, args.windows, args.count, args.training_seed, [Run(path) for path in args.others], args.note)
     print((out / "card.md").read_text())
 
 

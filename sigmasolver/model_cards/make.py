@@ -32,14 +32,14 @@ from sigmasolver.model_cards.score import (
     value_of,
 )
 from sigmasolver.model_cards.text import card_text
-from sigmasolver.recipes import Recipe
+from sigmasolver.recipes import Recipe, recipe_of
 from sigmasolver.report.published import seed_tables, tables
 from sigmasolver.runs import Run, provenance, read_facts, read_tensors
 from sigmasolver.runs.quantise import dequantise, quantise
 from sigmasolver.simulate import simulator_of
 from sigmasolver.simulate.generate import header_of
 
-__all__ = ["LIMIT", "make_folder", "tolerance_of"]
+__all__ = ["LIMIT", "changed_settings", "make_folder", "tolerance_of"]
 
 LIMIT = 1_000_000
 """Maximum size of the windows of one model in bytes."""
@@ -62,13 +62,14 @@ underestimated from few windows."""
 
 
 def make_folder(
-    run: Run, out: Path, simulated: Path, count: int, training_seed: int, others: Sequence[Run] = ()
+    run: Run, out: Path, simulated: Path, count: int, training_seed: int, others: Sequence[Run] = (), note: str = ""
 ) -> dict[str, Any]:
     """Write the folder of a pretrained model from a finished run; return the facts of its card.
 
     simulated        a store of unseen trajectories: the first `count` are shipped, all of them are measured
     training_seed    simulation seed of the training data; that of the unseen ones must differ
     others           runs of the same recipe with other seeds, from which `run` was selected
+    note             a sentence for the card, for instance how settings were chosen
     """
     recipe, facts = load_recipe(run), read_facts(run.weights)
     if out.exists():
@@ -109,6 +110,7 @@ def make_folder(
         "model": recipe.model.name,
         "parameters": sum(tensor.numel() for tensor in tensors.values()),
         "training": _training_facts(run, recipe, training_seed),
+        "note": note,
         "test": _test_facts(run, recipe, others),
         "weights": {"dtype": encoding, "bytes": folder.weights.stat().st_size, "digest": folder.digest,
                     "of_run": run.digest, "changes": changes},
@@ -218,7 +220,26 @@ def _training_facts(run: Run, recipe: Recipe, seed: int) -> dict[str, Any]:
         "budget_share": budget_of(facts["step"], recipe.task.name),
         "precision": train.precision,
         "seed": train.seed,
+        "changed": changed_settings(recipe),
     }
+
+
+def changed_settings(recipe: Recipe) -> list[str]:
+    """Settings other than seed and precision that differ from `sigmasolver train TASK --model MODEL`, as `--set` takes
+    them."""
+    usual = recipe_of(recipe.task.name, recipe.model.name, recipe.train.seed)
+    usual = replace(usual, train=replace(usual.train, precision=recipe.train.precision))
+    return _changes(usual.to_plain(), recipe.to_plain())
+
+
+def _changes(usual: Mapping[str, Any], actual: Mapping[str, Any], group: str = "") -> list[str]:
+    changes = []
+    for name, value in actual.items():
+        if isinstance(value, dict):
+            changes += _changes(usual[name], value, f"{group}{name}.")
+        elif value != usual[name]:
+            changes.append(f"{group}{name}={value}")
+    return changes
 
 
 def _test_facts(run: Run, recipe: Recipe, others: Sequence[Run]) -> dict[str, Any]:

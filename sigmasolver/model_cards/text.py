@@ -32,6 +32,7 @@ def card_text(card: dict[str, Any]) -> str:
         else ""
     )
     grid = " × ".join(map(str, test["grid"]))
+    changes = "".join(f', `--set "{setting}"`' for setting in training["changed"])
     lines = [
         f"# {card['name']}",
         "",
@@ -46,6 +47,7 @@ def card_text(card: dict[str, Any]) -> str:
         f"- Budget: {training['epochs']} epochs, {training['updates']:,} updates of batch {training['batch']}, "
         f"{100 * training['budget_share']:.3g} % of the paper's; {training['precision']}, seed {training['seed']}, "
         f"on one {test['machine']}.",
+        f"- Settings: those of `sigmasolver train {card['task']}`{changes}.",
         "",
         "## Errors",
         "",
@@ -79,17 +81,17 @@ def card_text(card: dict[str, Any]) -> str:
             "error is "
         )
         selection += "biased low; the mean over seeds is not."
-    changes = "; ".join(
+    roundings = "; ".join(
         f"{name} {100 * change['mean']:+.1e} ± {100 * change['deviation']:.1e}"
         for name, change in weights["changes"].items()
     )
     parameters = ", ".join(f"{name} {value}" for name, value in simulator["parameters"].items())
     lines += [
         "",
-        selection,
+        " ".join(filter(None, (selection, card["note"]))),
         "",
         f"Stored as {weights['dtype']}: rounding the weights changes the error by (percentage points, mean ± deviation "
-        f"over {unseen['count']} cases) {changes}.",
+        f"over {unseen['count']} cases) {roundings}.",
         "",
         "## Windows",
         "",

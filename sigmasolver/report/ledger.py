@@ -104,10 +104,11 @@ def _counterparts_section(rows: Sequence[Row]) -> list[str]:
     head = ("quantity", "budget", "model", "parameters", "first lead", "middle", "last", "whole horizon", "σ below it")
     return [
         "## Single-domain counterparts\n\nTransolver-σ compared with its physical and spectral operators alone at "
-        "full width (*matched*: at the width that gives the parameter count of Transolver-σ), trained with the same "
-        "settings, one seed each. Errors in per cent; the middle lead is half of the horizon. In the paper, errors "
-        "over the horizon are 35.6 to 68.7 % lower than those of the better counterpart, for four systems at the "
-        "full budget.\n\n" + _markdown(head, lines)
+        "full width (*matched*: at the width whose parameter count is closest to that of Transolver-σ), trained with "
+        "the same settings, one seed each. Errors in per cent; the middle lead is half of the horizon. In the paper, "
+        "the mean over leads is 35.6 to 68.7 % below that of the better counterpart, for four systems at the full "
+        "budget.\n\n"
+        + _markdown(head, lines)
     ]
 
 
@@ -297,8 +298,8 @@ def _timing_section(rows: Sequence[Row]) -> str:
         f"## Error over training time: {TASK_LABELS[first['task']]}\n\nEach training has its own schedule length. "
         "The time is measured from before the first update, with no other job on the GPU; errors in per cent on "
         f"{first['windows']} windows of the test split. Repeat a run with `sigmasolver suite cost --data-seed SEED "
-        f"--windows {first['windows']} --only RUN`; `sigmasolver figure training-cost results/ledger.jsonl` plots "
-        "them.\n\n" + _markdown(head, lines)
+        f"--windows {first['windows']} --only RUN`; `sigmasolver figure training-cost results/ledger.jsonl --where "
+        f"task={first['task']} --where windows={first['windows']}` plots them.\n\n" + _markdown(head, lines)
     )
 
 

@@ -19,9 +19,11 @@ _GROUP_KEYS = ("task", "run", "diagnostic", "protocol", "part", "windows", "hori
 def sample_of(rows: Iterable[Mapping[str, Any]]) -> str:
     """Describe the sample, such as "200 windows of the test split, horizon 10"; empty if unknown.
 
-    Tasks and models are named only where their samples differ. Pass all rows of a diagnostic, not only some
-    metrics: a diagnostic that uses only some of its windows lists them as cases.
+    Tasks and models are named only where their samples differ, numbers of updates only where those of a task differ.
+    Pass all rows of a diagnostic, not only some metrics: a diagnostic that uses only some of its windows lists them as
+    cases.
     """
+    rows = list(rows)
     groups: dict[tuple[Any, ...], list[Mapping[str, Any]]] = {}
     for row in rows:
         groups.setdefault(tuple(row.get(name) for name in _GROUP_KEYS), []).append(row)
@@ -39,7 +41,21 @@ def sample_of(rows: Iterable[Mapping[str, Any]]) -> str:
             names = [TASK_LABELS.get(task, task)] if several else []
             names += _names(runs, by_text.values()) if named else []
             entries.append(f"{', '.join(names)}: {text}" if names else text)
+    entries += _different_updates(rows)
     return "; ".join(dict.fromkeys(entry for entry in entries if entry))
+
+
+def _different_updates(rows: Sequence[Mapping[str, Any]]) -> list[str]:
+    """The range of updates of each task whose weights were not all trained for equally many."""
+    updates: dict[str, set[int]] = {}
+    for row in rows:
+        if row.get("step") is not None and row["model"] not in TRIVIAL_BASELINES:
+            updates.setdefault(row["task"], set()).add(row["step"])
+    return [
+        f"{TASK_LABELS.get(task, task)} weights after {min(steps):,} to {max(steps):,} updates"
+        for task, steps in updates.items()
+        if len(steps) > 1
+    ]
 
 
 def _name_protocols(groups: Mapping[tuple[str, str | None], dict[str, str]]) -> dict[str, dict[str, str]]:

@@ -21,9 +21,10 @@ from sigmasolver.cli import models
 from sigmasolver.data.store import Writer, open_store
 from sigmasolver.evaluate import metrics
 from sigmasolver.forecast.checkpoint import load, load_recipe
-from sigmasolver.model_cards.make import LIMIT, _choose_encoding, make_folder
+from sigmasolver.model_cards.make import LIMIT, _choose_encoding, changed_settings, make_folder
 from sigmasolver.model_cards.score import score, shipped_windows, unseen_windows
 from sigmasolver.model_cards.text import card_text
+from sigmasolver.recipes import changed, recipe_of
 from sigmasolver.runs import Run, read_rows, read_tensors, replace_rows
 from sigmasolver.simulate import SIMULATORS, simulator_of
 from sigmasolver.simulate.generate import generate
@@ -107,6 +108,10 @@ def test_card_facts_match_files_and_text(name):
     assert card["windows"]["seed"] == card["unseen"]["seed"] != card["training"]["data_seed"]
     tensors, facts = read_tensors(folder / "weights.safetensors")
     assert facts["data"] == card["training"]["fingerprint"]
+    recipe = load_recipe(Run(folder))
+    settings = [f"train.precision={card['training']['precision']}", *card["training"]["changed"]]
+    assert changed_settings(recipe) == card["training"]["changed"]
+    assert changed(recipe_of(card["task"], card["model"], card["training"]["seed"]), settings) == recipe
     assert {str(tensor.dtype) for tensor in tensors.values()} == {f"torch.{card['weights']['dtype']}"}
     assert sum(tensor.numel() for tensor in tensors.values()) == card["parameters"]
     for row in card["test"]["scores"]:
@@ -222,9 +227,10 @@ def test_make_folder_from_a_run(tmp_path, monkeypatch):
     with pytest.raises(ValueError, match=message):
         make_folder(run, tmp_path / "made", tmp_path / "unseen.h5", 2, 0)
     monkeypatch.setitem(SIMULATORS, "darcy", small)
-    new_card = make_folder(run, tmp_path / "made", tmp_path / "unseen.h5", 2, 0)
+    new_card = make_folder(run, tmp_path / "made", tmp_path / "unseen.h5", 2, 0, note="Chosen by lot.")
     assert new_card == json.loads((tmp_path / "made" / "card.json").read_text())
     assert new_card["training"]["budget_share"] == 1
+    assert "trained. Chosen by lot.\n" in (tmp_path / "made" / "card.md").read_text()
     assert new_card["test"]["scores"][0]["value"] == 0.004 and new_card["test"]["scores"][0]["paper"] == "0.40±0.01"
     # these weights are already float16, so storing them as float16 changes nothing
     assert new_card["weights"]["dtype"] == "float16" and new_card["weights"]["changes"]["float16"]["deviation"] == 0

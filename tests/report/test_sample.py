@@ -39,6 +39,10 @@ def record(task="ns2d", model="physolver", **more):
             [record(), record(protocol="teacher-forced", windows=4)],
             f"{FLOW}, free; 4 windows of the test split, horizon 10, teacher-forced",
         ),
+        (
+            [record(step=5), record(model="specsolver", step=1000), record("kf2d", step=7)],
+            f"{FLOW}; NS2D weights after 5 to 1,000 updates",
+        ),
         ([{"task": "ns2d", "model": "a", "metric": "relative_l2"}], ""),
         ([], ""),
     ],

@@ -140,6 +140,7 @@ def _ledger() -> dict[str, Recipe]:
         **runs("kf2d", ["transolver-sigma"]),
         **runs("ns2d", with_counterparts, "25-epochs", ("train.epochs=25",)),
         **runs("ns2d", [*ABLATIONS, *SLICE_UPDATES], "10-epochs", ("train.epochs=10",)),
+        **runs("ns2d", ["transolver-sigma"], "200-epochs", ("train.epochs=200",)),
         **runs("ns2d", ["transolver-sigma"]),
         **runs("it3d", with_counterparts, "100-cases-2500-updates", reduced),
         **runs("smoke3d", with_counterparts, "100-cases-2500-updates", reduced),

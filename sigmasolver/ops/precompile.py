@@ -15,16 +15,12 @@ from __future__ import annotations
 
 import hashlib
 import importlib
-import itertools
-import json
 import os
 import signal
-import subprocess
-import sys
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from functools import cache, partial
 from pathlib import Path
 from typing import Any
@@ -32,6 +28,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from sigmasolver.ops.compile_server import CompileServer
 from sigmasolver.ops.dispatch import first_hook, why_plain
 
 __all__ = ["intercept_launches", "precompile", "why_serial"]
@@ -134,7 +131,7 @@ class _Compilations:
         self.description: Any = None
         """Of the next submission: module, name and arguments of the kernel, as the server takes them."""
         self._submitted: list[tuple[Future[Any], Callable[[], Any], Any]] = []
-        self._server: _Server | None = None
+        self._server: CompileServer | None = None
         # Ctrl-C is for the main thread; an interrupted compiler would be reported as broken.
         arguments = (signal.SIG_BLOCK, {signal.SIGINT})
         self._pool = ThreadPoolExecutor(initializer=signal.pthread_sigmask, initargs=arguments)
@@ -159,7 +156,7 @@ class _Compilations:
         future: Future[Any] = Future()
         missing = not _is_on_disk(self.key)
         if missing and self._server is None:
-            self._server = _Server()
+            self._server = CompileServer()
         self._submitted.append((future, compile, self.description if missing else None))
         return future
 
@@ -198,65 +195,6 @@ def _is_on_disk(key: str) -> bool:
     cache_of = importlib.import_module("triton.runtime.cache").get_cache_manager
     folder = getattr(cache_of(hashlib.sha256(key.encode()).hexdigest()), "cache_dir", None)
     return folder is not None and any(Path(folder).glob("__grp__*.json"))
-
-
-class _Server:
-    """A process running `ops.compile_server`; several threads may use it."""
-
-    def __init__(self) -> None:
-        triton = importlib.import_module("triton")
-        target = importlib.import_module("triton.runtime").driver.active.get_current_target()
-        words = (target.backend, target.arch, target.warp_size)
-        # The modules and the cache of this process; no interpreter, which this process may have enabled for others.
-        environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
-        environment |= {"TRITON_CACHE_DIR": str(triton.knobs.cache.dir), "TRITON_INTERPRET": "0"}
-        self._process = subprocess.Popen(
-            [sys.executable, "-m", "sigmasolver.ops.compile_server", *map(str, words)],
-            env=environment,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-            text=True,
-            start_new_session=True,  # out of reach of Ctrl-C
-        )
-        self._lock = threading.Lock()
-        self._waiting: dict[int, threading.Event] | None = {}
-        """By number of the request; None once the server has exited."""
-        self._numbers = itertools.count()
-        threading.Thread(target=self._listen, daemon=True).start()
-
-    def compile(self, description: tuple[str, str, str]) -> None:
-        """Wait until the kernel is in the cache, or until its compilation has failed."""
-        assert self._process.stdin is not None
-        ended, number = threading.Event(), next(self._numbers)
-        with self._lock:
-            if self._waiting is None:
-                return
-            self._waiting[number] = ended
-            try:
-                self._process.stdin.write(json.dumps((number, *description)) + "\n")
-                self._process.stdin.flush()
-            except BrokenPipeError:
-                return
-        ended.wait()
-
-    def close(self) -> None:
-        assert self._process.stdin is not None
-        with self._lock, suppress(BrokenPipeError):
-            self._process.stdin.close()
-
-    def _listen(self) -> None:
-        assert self._process.stdout is not None
-        with self._process.stdout as lines:
-            for line in lines:
-                with self._lock:
-                    if self._waiting is not None:
-                        self._waiting.pop(int(line)).set()
-        with self._lock:
-            abandoned, self._waiting = self._waiting or {}, None
-        for ended in abandoned.values():
-            ended.set()
-        self._process.wait()
 
 
 @contextmanager

@@ -107,8 +107,7 @@ def _counterparts_section(rows: Sequence[Row]) -> list[str]:
         "full width (*matched*: at the width whose parameter count is closest to that of Transolver-σ), trained with "
         "the same settings, one seed each. Errors in per cent; the middle lead is half of the horizon. In the paper, "
         "the mean over leads is 35.6 to 68.7 % below that of the better counterpart, for four systems at the full "
-        "budget.\n\n"
-        + _markdown(head, lines)
+        "budget.\n\n" + _markdown(head, lines)
     ]
 
 

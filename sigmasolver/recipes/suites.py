@@ -157,6 +157,7 @@ FACTORS: dict[str, tuple[str, ...]] = {
     "clip-1": ("train.clip=1.0",),
     "decay-1e-5": ("train.weight_decay=1e-5",),
     "peak-5e-4": ("train.lr=5e-4",),
+    "peak-2e-3": ("train.lr=2e-3",),
     "ema": ("train.ema=0.999",),
     "float32": ("train.precision=float32",),
 }

@@ -33,7 +33,6 @@ from typing import Any
 import torch
 
 from sigmasolver.data.domain import Domain
-from sigmasolver.data.formats import opened
 from sigmasolver.data.header import Header
 from sigmasolver.data.layout import shape_text
 from sigmasolver.data.mask import in_fluid, zero_in_solid
@@ -43,11 +42,11 @@ from sigmasolver.data.windows import Windows, spread_evenly
 from sigmasolver.evaluate import metrics
 from sigmasolver.forecast import Forecaster, rollout
 from sigmasolver.forecast.checkpoint import (
-    data_of,
-    evaluation_data_of,
     load,
-    load_read_options,
     load_recipe,
+    open_as_recorded,
+    open_data_of,
+    refuse_changed_data,
     refuse_other_domain,
 )
 from sigmasolver.forecast.replay import Replay, check_precision
@@ -126,25 +125,25 @@ class Request:
 def evaluate_run(
     run: Run,
     request: Request | None = None,
-    path: str | Path | None = None,
+    path: str | Path | Reader | None = None,
     world: World | None = None,
     tick: Callable[[int, int], None] | None = None,
     anyway: bool = False,
 ) -> list[dict[str, Any]]:
     """Evaluate a run and its trivial baseline, and add the rows to its records; existing rows are reused.
 
-    `path`: data other than those of the run; all its trajectories are then test data. Data that differ in units, box,
-    boundaries or time step are rejected; with `anyway` they are evaluated, and the rows state the difference.
+    `path`: data other than those of the run, read with its options, or a reader of them; all trajectories are then test
+    data. Data that differ in units, box, boundaries or time step are rejected; with `anyway` they are evaluated, and
+    the rows state the difference. None: the data of the run, which must not have changed.
     """
     request, world = request or Request(), world or World()
     recipe = load_recipe(run)
-    data_path = Path(path) if path is not None else evaluation_data_of(run) if request.split == "test" else data_of(run)
-    with opened(data_path, *load_read_options(run, recipe)) as store:
+    with _open(run, recipe, path, request) as store:
         windows = windows_of(run, recipe, store, request)
         differs = None
         if run.read_json("data.json").get("fingerprint") != store.fingerprint:
             domain = Domain.of(store.header.layout, windows.fields, windows.times)
-            differs = refuse_other_domain(run, recipe, data_path, domain, anyway)
+            differs = refuse_other_domain(run, recipe, store.path, domain, anyway)
         source = source_of(run, recipe, windows, request, store.fingerprint)
         existing = _existing_rows(run, source)
         if existing:
@@ -171,6 +170,12 @@ def evaluate_run(
                 replace_rows(run.records, [*read_records(run.records), *rows])
     world.wait()  # the next evaluation reads the file
     return rows
+
+
+def _open(run: Run, recipe: Recipe, path: str | Path | Reader | None, request: Request) -> Reader:
+    if path is None:
+        return open_data_of(run, recipe, request.split)
+    return open_as_recorded(run, recipe, Path(path) if isinstance(path, str) else path)
 
 
 def records_of_test_part(run: Run, recipe: Recipe, windows: int | None = None) -> list[dict[str, Any]]:
@@ -282,6 +287,8 @@ def _windows_of_part(run: Run, recipe: Recipe, store: Reader, request: Request) 
         return Windows(store, trajectories, spec) if windows is None else windows
     if request.split != "test":
         raise ValueError(f"All trajectories of {store.path} are test data for {run.path}; omit --split.")
+    if "path" in facts and (run.path / facts["path"]).resolve() == store.path.resolve():
+        refuse_changed_data(run, store)  # the file of the training data, with other values
     if request.grid is None and store.header.grid == recipe.task.grid:
         spec = replace(spec, space_stride=1)  # already on the grid of the task
     test = recipe.windows_of(store, "test", spec) if listed else None

@@ -8,7 +8,8 @@ of processes. Only predicted frames are measured, never the input frames.
     rmse, mae              over everything; _lead: per lead
     frmse                  RealPDEBench's error in Fourier space
     frmse_low, _mid, _high, r2, kinetic_energy, frequency_error    its other metrics, for its tasks only
-    correlation_lead       over points, mean over windows;   correlation_time: first lead time below 0.8;
+    correlation_lead       over points, mean over windows;   correlation_time: first lead time below 0.8, if the lead
+                           times are the same in all windows;
                            correlation_masked: number of frames of fields that are constant in truth and were
                            excluded, if any
     spectrum_error_lead    energy at wrong scales (periodic grids only)
@@ -154,7 +155,7 @@ def evaluate_run(
                 forecaster, windows, request, world, tick, recipe.task.vectors, recipe.task.name in _REALPDEBENCH_TASKS
             )
         parameters = sum(p.numel() for p in forecaster.model.parameters() if p.requires_grad)
-    task, step = recipe.task, windows.times[1] - windows.times[0] if len(windows.times) > 1 else 1.0
+    task, lead_times = recipe.task, windows.lead_times(spread_evenly(len(windows), request.windows))
     facts = {**source, **provenance(world.device)}
     if differs is not None:
         facts["anyway"] = differs
@@ -163,7 +164,7 @@ def evaluate_run(
         {**facts, **identity, "metric": "parameters", "field": None, "lead": None, "value": parameters}
     ]
     for label, measures in zip((identity, {"model": trivial_baseline(recipe), "seed": None}), measured, strict=True):
-        rows += [{**facts, **label, **row} for row in rows_of(measures, task.targets, float(step), task.vectors)]
+        rows += [{**facts, **label, **row} for row in rows_of(measures, task.targets, lead_times, task.vectors)]
     if world.first:
         with run.locked("records", wait=True):
             if not _existing_rows(run, source):  # another process may have evaluated it in the meantime
@@ -475,9 +476,13 @@ def _measure_realpdebench(predicted: torch.Tensor, true: torch.Tensor) -> Measur
 
 
 def rows_of(
-    measures: Mapping[str, torch.Tensor], fields: tuple[str, ...], step: float, vectors: Vectors = ()
+    measures: Mapping[str, torch.Tensor],
+    fields: tuple[str, ...],
+    lead_times: torch.Tensor | None,
+    vectors: Vectors = (),
 ) -> list[dict[str, Any]]:
     """Tidy rows: metric, field, lead (counted from 1), value, deviation over windows. Non-finite values become None.
+    `lead_times` as in `Windows.lead_times`.
 
     Groups of fields, such as the components of `vectors`, also have rows of their mean.
     """
@@ -521,7 +526,7 @@ def rows_of(
         if "variance" in measures:
             variance = measures["variance"][list(members)].mean()
             add("r2", name, None, float(metrics.r2_from(squared.mean(), variance)))
-        _add_correlation(add, name, members, measures, step)
+        _add_correlation(add, name, members, measures, lead_times)
     for metric in ("kinetic_energy", "frequency_error"):
         if metric in measures:
             add(metric, None, None, float(measures[metric].mean()))
@@ -548,7 +553,11 @@ def _root_mean(squared: torch.Tensor) -> float:
 
 
 def _add_correlation(
-    add: Callable[..., None], name: str, members: tuple[int, ...], measures: Mapping[str, torch.Tensor], step: float
+    add: Callable[..., None],
+    name: str,
+    members: tuple[int, ...],
+    measures: Mapping[str, torch.Tensor],
+    lead_times: torch.Tensor | None,
 ) -> None:
     """Add the mean over windows and fields; a constant truth has no correlation and is excluded."""
     values, constant = (measures[key][..., list(members)] for key in ("correlation_lead", "constant_lead"))
@@ -558,8 +567,8 @@ def _add_correlation(
     add("correlation", name, None, float(mean.mean()))
     if bool((constant > 0).any()):
         add("correlation_masked", name, None, float(constant.sum()))
-    times = step * torch.arange(1, len(mean) + 1, dtype=torch.float64)
-    add("correlation_time", name, None, float(metrics.correlation_time(mean, times)))
+    if lead_times is not None:
+        add("correlation_time", name, None, float(metrics.correlation_time(mean, lead_times)))
 
 
 def _channels_by_name(fields: tuple[str, ...], vectors: Vectors) -> list[tuple[str, tuple[int, ...]]]:

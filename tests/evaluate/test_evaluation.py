@@ -393,6 +393,30 @@ def test_correlation_time_accounts_for_the_time_stride(tmp_path):
     assert value(rows, "correlation_time", field="u") == pytest.approx(1.0)
 
 
+def test_correlation_time_of_uneven_frames_is_that_of_the_windows(tmp_path, call):
+    """The correlation of persistence of this wave is cos(0.4 lead), below 0.8 at the second lead: 19 after the frame at
+    time 1. Windows that start elsewhere have other lead times, so that there is no common one."""
+    x, times = 2 * np.pi * np.arange(16) / 16, np.array([0.0, 1, 10, 20, 30, 40])
+    moving = [[np.sin(x - 0.4 * frame + start)[:, None] for frame in range(6)] for start in range(6)]
+    layout = Layout(("u",), ("1",), ("periodic",), (x,), times)
+    with Writer(tmp_path / "wave.h5", Header(layout, "test", {}), 6) as writer:
+        writer.append(np.array(moving, np.float32))
+    model = replace(MODEL, options=Options(time_embedding=True))
+    for starts, expected in ((1, 19.0), (2, None)):
+        task = Task("wave", ("u",), ("u",), (16,), 2, 1, 3, 4, 2, "channel", starts=starts)
+        recipe = Recipe(task, model, replace(RECIPE.train, updates=1, checks=0, validation=0.0))
+        run = Run(tmp_path / f"run{starts}")
+        train_run(recipe, tmp_path / "wave.h5", run)
+        rows = evaluate_run(run)
+        if expected is None:
+            assert not any(row["metric"] == "correlation_time" for row in rows)
+        else:
+            assert value(rows, "correlation_time", field="u") == expected
+        code, out, _ = call("evaluate", run.path)
+        assert code == 0 and ("falls below 0.8 at t = 19" in out) == (expected == 19)
+        assert "beyond" not in out or expected == 19
+
+
 def test_frmse_takes_the_root_after_averaging_windows(run, raw):
     """The root after the mean over windows, not before."""
     last, future = cut(raw[6:], 2, 6)

@@ -19,6 +19,7 @@ from sigmasolver.data.formats.netcdf_zarr_write import write_netcdf, write_zarr
 from sigmasolver.data.header import Header
 from sigmasolver.data.split import Split
 from sigmasolver.data.store import open_store
+from sigmasolver.data.windows import Windows, WindowSpec
 from tests.data.test_own_data import one_sentence
 from tests.data.waves import Waves
 
@@ -139,6 +140,17 @@ def test_files_are_identified_by_values(tmp_path: Path, save: Save) -> None:
     changed = open_data(save(tmp_path, data))
     assert changed.fingerprint != before.fingerprint
     assert [new == old for new, old in zip(changed.digests, before.digests, strict=True)] == [True, False, True]
+
+
+def test_fields_that_a_recipe_may_not_use_are_not_checked(tmp_path: Path) -> None:
+    data = weather()
+    data["land"] = data.land.where(data.land != 3).astype(np.float64) * 1e300  # NaN, and beyond float32
+    reader = open_data(save_nc4(tmp_path, data))
+    assert isinstance(reader, in_place.ForeignReader) and reader.examine().bad_labels() == []
+    windows = Windows(reader, range(3), WindowSpec(("wind",), ("wind",), 2, 2))
+    windows.check_finite("training")
+    with pytest.raises(ValueError, match="contains non-finite values, the first in frame 0 of land"):
+        Windows(reader, range(3), WindowSpec(("wind", "land"), ("wind",), 2, 2)).check_finite("training")
 
 
 def test_digests_are_independent_of_the_block_size(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

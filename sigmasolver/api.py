@@ -39,7 +39,7 @@ __all__ = [
 
 
 def simulate_dataset(
-    task: str, count: int, out: str | Path, seed: int = 0, settings: Sequence[str] = (), device: str = "cpu"
+    task: str, count: int, out: str | Path, seed: int = 0, settings: str | Sequence[str] = (), device: str = "cpu"
 ) -> Path:
     """Simulate the data of a task into a store; an unfinished store is resumed.
 
@@ -70,12 +70,12 @@ def simulate_dataset(
 def open_dataset(
     source: str | Path | xarray.Dataset,
     out: str | Path | None = None,
-    fields: Sequence[str] | None = None,
+    fields: str | Sequence[str] | None = None,
     steady: bool | None = None,
-    axes: Sequence[str] | None = None,
+    axes: str | Sequence[str] | None = None,
     boundary: str | Sequence[str] | None = None,
     dt: float | None = None,
-    units: Sequence[str] | None = None,
+    units: str | Sequence[str] | None = None,
     mask: str | None = None,
     skip_bad: bool = False,
 ) -> Reader:
@@ -85,18 +85,20 @@ def open_dataset(
         source: a store, a file or folder of any format that `sigmasolver inspect` recognises, or an `xarray.Dataset`
             in memory.
         out: the store that the import writes or resumes; None: the files are read in place.
-        fields: names of the fields to read, in the order of the last axis if the file does not name them.
+        fields: names of the fields to read, in the order of the last axis if the file does not name them; here and
+            below, a list of names may also be one string such as "u,v".
         steady: whether your own arrays have no time axis; None: inferred from the file.
         axes: axes of your own arrays in order, such as ("count", "time", "x", "y", "field").
-        boundary: the boundary of each axis, such as ("periodic", "wall"); one string for all axes.
+        boundary: the boundary of each axis, such as ("periodic", "wall"); a single one for all axes.
         dt: time between two frames.
         units: the unit of each field, such as ("m/s", "m/s", "Pa").
         mask: the field that is 1 in a solid and 0 in the fluid.
         skip_bad: skip trajectories with NaN or infinite values, and record which; requires `out`.
 
     Returns:
-        A reader, sliced like an array `(count, frames, *grid, fields)` and read only when sliced; it is a context
-        manager, and `header.layout` has names, units, coordinates and times. The other functions accept it as `data`.
+        A reader, sliced like an array `(count, frames, *grid, fields)` with integers, slices and an ellipsis, and read
+        only when sliced; it is a context manager, and `header.layout` has names, units, coordinates and times. The
+        other functions accept it as `data`.
 
     Example:
         >>> with sigmasolver.open_dataset("darcy.h5") as dataset:
@@ -115,15 +117,15 @@ def open_dataset(
     from sigmasolver.data.formats.xarray_dataset import is_dataset
     from sigmasolver.data.store import is_store, open_store
 
-    boundaries = (boundary,) if isinstance(boundary, str) else _tuple(boundary)
-    options = ReadOptions(_tuple(fields), steady, _tuple(axes), boundaries, dt, _tuple(units), mask, skip_bad)
+    names, boundaries = _names(fields), _names(boundary)
+    options = ReadOptions(names, steady, _names(axes), boundaries, dt, _names(units), mask, skip_bad)
     if is_dataset(source):
         if options != ReadOptions(options.fields, options.steady):
             raise ValueError(
                 "An in-memory dataset defines its own axes, boundaries, times and units; set its attributes and "
                 "omit axes, boundary, dt, units, mask and skip_bad."
             )
-        return _from_xarray(source, out, fields, steady)
+        return _from_xarray(source, out, names, steady)
     source = Path(source)
     if is_store(source):
         if out is not None or options != ReadOptions():
@@ -140,7 +142,7 @@ def open_dataset(
     return open_data(source, options)
 
 
-def recipe_of(name: str, model: str | None = None, seed: int = 42, settings: Sequence[str] = ()) -> Recipe:
+def recipe_of(name: str, model: str | None = None, seed: int = 42, settings: str | Sequence[str] = ()) -> Recipe:
     """A published recipe: the task, the model and how it is trained.
 
     Args:
@@ -169,7 +171,7 @@ def infer_recipe(
     data: str | Path | Reader,
     model: str = "transolver-sigma",
     seed: int = 42,
-    settings: Sequence[str] = (),
+    settings: str | Sequence[str] = (),
     device: str = "cpu",
 ) -> Recipe:
     """A recipe for your own data: fields, grid, split, frames and model size are inferred from the data.
@@ -313,7 +315,8 @@ def evaluate_run(
 
     Args:
         run: a run, or its folder.
-        data: other data, all of it used for testing; None: the test split of the run's own data.
+        data: other data, all of it used for testing: a path, read with the options of the run, or a dataset from
+            `open_dataset`, used as it was opened; None: the test split of the run's own data.
         horizon: number of frames to forecast; None: the task's.
         windows: number of evenly spaced windows; None: all.
         device: where the forecasts are computed.
@@ -334,11 +337,11 @@ def evaluate_run(
     from sigmasolver.runtime.parallel import World, device_of
 
     world = World(device=device_of(device))
-    return measure(_run(run), Request(horizon, windows=windows), None if data is None else _path(data), world)
+    return measure(_run(run), Request(horizon, windows=windows), data, world)
 
 
 def diagnose_run(
-    run: Run | str | Path, names: Sequence[str] | None = None, windows: int | None = None, device: str = "cpu"
+    run: Run | str | Path, names: str | Sequence[str] | None = None, windows: int | None = None, device: str = "cpu"
 ) -> dict[str, Findings]:
     """Diagnose why the forecasts of a run drift; the findings are stored in the run folder.
 
@@ -362,14 +365,16 @@ def diagnose_run(
     from sigmasolver.evaluate import Request
     from sigmasolver.runtime.parallel import device_of
 
-    return diagnose(_run(run), names, Request(windows=windows), device_of(device))
+    return diagnose(_run(run), _names(names), Request(windows=windows), device_of(device))
 
 
-def write_report(runs: Sequence[Run | str | Path], out: str | Path, title: str | None = None) -> Path:
+def write_report(
+    runs: Run | str | Path | Sequence[Run | str | Path], out: str | Path, title: str | None = None
+) -> Path:
     """Write the evaluations and diagnoses of runs of one task as an HTML page.
 
     Args:
-        runs: evaluated runs or their folders; diagnoses are shown if there are any.
+        runs: evaluated runs or their folders, or a single one; diagnoses are shown if there are any.
         out: the HTML file, which is self-contained.
         title: its title; None: the task's name.
 
@@ -385,10 +390,11 @@ def write_report(runs: Sequence[Run | str | Path], out: str | Path, title: str |
     from sigmasolver.experiments.records import dimensions_of, join_records, label_runs
     from sigmasolver.report.assemble import study_of
     from sigmasolver.report.page import write_page
+    from sigmasolver.runs import Run
 
     if not runs:
         raise ValueError("A page requires at least one run.")
-    paths = [_run(run).path for run in runs]
+    paths = [_run(run).path for run in ([runs] if isinstance(runs, Run | str | Path) else runs)]
     rows, arrays = join_records(label_runs(paths), tuple(DIAGNOSTICS))
     write_page(Path(out), study_of(rows, arrays, title, dimensions_of(paths, rows)))
     return Path(out)
@@ -410,12 +416,11 @@ def _from_xarray(source: Any, out: str | Path | None, fields: Sequence[str] | No
     return open_store(out)
 
 
-def _tuple(values: Sequence[str] | None) -> tuple[str, ...] | None:
-    return None if values is None else tuple(values)
+def _names(values: str | Sequence[str] | None) -> tuple[str, ...] | None:
+    """A list of names, or a string of them as on the command line."""
+    from sigmasolver.settings import split_names
 
-
-def _path(data: str | Path | Reader) -> Path:
-    return Path(data) if isinstance(data, str | Path) else data.path
+    return split_names(values) if isinstance(values, str) else None if values is None else tuple(values)
 
 
 def _run(run: Run | str | Path) -> Run:

@@ -26,12 +26,14 @@ from typing import Any, TypeVar
 __all__ = [
     "REQUIRED",
     "Setting",
+    "assignment_list",
     "check_settings",
     "check_types",
     "from_plain",
     "list_settings",
     "lookup",
     "override",
+    "split_names",
     "suggest",
     "to_plain",
     "typed",
@@ -42,6 +44,16 @@ MAX_LISTED, LIST_LIMIT = 6, 20
 """A message lists MAX_LISTED of the names if there are more than LIST_LIMIT."""
 MAX_SHOWN = 200
 """Characters of a wrong value shown in a message."""
+
+
+def split_names(text: str) -> tuple[str, ...]:
+    """Split a comma-separated list of names, such as "u, v"."""
+    return tuple(name.strip() for name in text.split(","))
+
+
+def assignment_list(assignments: str | Sequence[str]) -> list[str]:
+    """A list of `name=text`; a string is a single one, since a text may contain commas."""
+    return [assignments] if isinstance(assignments, str) else list(assignments)
 
 
 def suggest(name: str, names: Sequence[str]) -> str:
@@ -64,7 +76,7 @@ def lookup(entries: Mapping[str, T], name: str, kind: str) -> T:
     return entries[name]
 
 
-def override(value: T, assignments: Sequence[str]) -> T:
+def override(value: T, assignments: str | Sequence[str]) -> T:
     """A copy of the dataclass with every `name=text` applied; `outer.inner=text` sets a field of a nested one.
 
     All are applied at once: values that are valid only together (a finer grid and its step) may come in any order.
@@ -72,7 +84,7 @@ def override(value: T, assignments: Sequence[str]) -> T:
     return _apply_changes(value, _parse_assignments(assignments), "", list(_leaf_names(value)))
 
 
-def check_settings(kind: type, assignments: Sequence[str]) -> None:
+def check_settings(kind: type, assignments: str | Sequence[str]) -> None:
     """Validate names and values for a dataclass type, before an instance exists."""
     all_names = [setting.name for setting in list_settings(kind)]
     for path, text in _parse_assignments(assignments).items():
@@ -90,9 +102,9 @@ def _check(kind: type, path: str, text: str, prefix: str, all_names: Sequence[st
         _parse_value(inner, text, prefix + path)
 
 
-def _parse_assignments(assignments: Sequence[str]) -> dict[str, str]:
+def _parse_assignments(assignments: str | Sequence[str]) -> dict[str, str]:
     changes: dict[str, str] = {}
-    for assignment in assignments:
+    for assignment in assignment_list(assignments):
         path, equals, text = assignment.partition("=")
         if not equals or not path.strip():
             raise ValueError(f'"{assignment}" is not a setting; write name=value.')

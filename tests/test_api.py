@@ -159,6 +159,59 @@ def test_evaluate_run_is_the_mean_metric_over_windows(darcy, tmp_path):
     assert api.evaluate_run(str(run.path)) == records  # stored records, not computed again
 
 
+def test_evaluate_run_uses_a_dataset_as_it_was_opened(tmp_path):
+    """The same values with the fields, or the axes, in another order give the same errors."""
+    values = np.random.default_rng(0).normal(size=(9, 8, 8, 6, 2)).astype(np.float32)
+    values[..., 1] = 3 * values[..., 1] + 5
+    for name, array in {"train": values[:6], "ab": values[6:], "ba": values[6:, ..., ::-1],
+                        "yx": values[6:].transpose(0, 1, 3, 2, 4)}.items():  # fmt: skip
+        np.save(tmp_path / f"{name}.npy", array)
+
+    def opened(name, fields=("a", "b"), boundary="periodic", dt=0.5, axes=None):
+        return api.open_dataset(tmp_path / f"{name}.npy", fields=fields, boundary=boundary, dt=dt, axes=axes)
+
+    sizes = ["model.width=8", "model.depth=1", "model.heads=2", "model.slices=2", "model.modes=2", "train.updates=2"]
+    data = opened("train")
+    run = api.train_model(api.infer_recipe(data, settings=[*sizes, "task.history=2", "task.horizon=3"]), data,
+                          tmp_path / "run")  # fmt: skip
+    expected = api.evaluate_run(run, opened("ab"))
+    errors = {
+        row["field"]: row["value"] for row in expected if (row["metric"], row["model"]) == ("rmse", "persistence")
+    }
+    assert errors["b"] > 2.5 * errors["a"]
+    assert api.evaluate_run(run, tmp_path / "ab.npy") == expected
+    for reader in (opened("ba", fields="b,a"), opened("yx", axes="count,time,y,x,field")):
+        records = api.evaluate_run(run, reader)
+        assert [(row["metric"], row["field"], row["lead"]) for row in records] == [
+            (row["metric"], row["field"], row["lead"]) for row in expected
+        ]
+        np.testing.assert_allclose(*([row["value"] or 0 for row in rows] for rows in (records, expected)), rtol=1e-5)
+    with pytest.raises(ValueError, match=r"ab.npy differs from the training data of .* is wall, not periodic"):
+        api.evaluate_run(run, opened("ab", boundary="wall"))
+    with pytest.raises(ValueError, match=r"its frames are 7 apart, not 0\.5"):
+        api.evaluate_run(run, opened("ab", dt=7.0))
+    with pytest.raises(ValueError, match=r"train.npy is not the training data of .* is read with other options"):
+        api.evaluate_run(run, opened("train", dt=7.0))
+
+
+def test_lists_of_names_may_be_strings(darcy, tmp_path):
+    np.save(tmp_path / "own.npy", np.random.default_rng(0).normal(size=(4, 6, 5, 7, 2)))
+    listed = {"fields": ["u", "v"], "axes": ["count", "time", "y", "x", "field"], "boundary": ["wall", "open"],
+              "units": ["m", "s"]}  # fmt: skip
+    typed = {name: ",".join(values) for name, values in listed.items()}
+    layouts = [api.open_dataset(tmp_path / "own.npy", **options).header.layout for options in (listed, typed)]
+    assert (
+        layouts[1].fields == ("u", "v") and layouts[1].units == ("m", "s") and layouts[1].boundary == ("wall", "open")
+    )
+    assert [len(axis) for axis in layouts[1].coordinates] == [len(axis) for axis in layouts[0].coordinates] == [7, 5]
+    assert api.recipe_of("darcy", settings="model.width=48").model.width == 48
+    run = api.train_model(recipe(), darcy, tmp_path / "run")
+    api.evaluate_run(run)
+    assert list(api.diagnose_run(run, "maps")) == ["maps"]
+    assert list(api.diagnose_run(run, "maps,corrections")) == ["maps", "corrections"]
+    assert api.write_report(str(run.path), tmp_path / "page.html").stat().st_size > 10_000
+
+
 def test_open_dataset_imports_arrays_exactly(tmp_path):
     values = np.random.default_rng(0).normal(size=(4, 5, 6, 7, 2)).astype(np.float32)
     np.save(tmp_path / "own.npy", values)

@@ -7,8 +7,8 @@ from typing import ClassVar
 import pytest
 
 from sigmasolver.models import Options, SolverConfig
-from sigmasolver.recipes import RECIPES, Recipe
-from sigmasolver.settings import REQUIRED, from_plain, list_settings, override, suggest, to_plain
+from sigmasolver.recipes import RECIPES, Recipe, changed, recipe_of
+from sigmasolver.settings import REQUIRED, from_plain, list_settings, override, split_names, suggest, to_plain
 from sigmasolver.simulate import SIMULATORS
 
 
@@ -62,6 +62,18 @@ class Renamed:
 )
 def test_override_parses_values_by_type(assignment, expected):
     assert override(Outer(), [assignment]) == expected
+
+
+def test_override_takes_a_string_as_one_assignment():
+    assert override(Outer(), "count=2") == override(Outer(), ["count=2"]) == Outer(2)
+    assert recipe_of("kf2d").task.grid != (8, 8)
+    assert changed(recipe_of("kf2d"), "task.grid=(8,8)").task.grid == (8, 8)
+    epochs = changed(recipe_of("fsi"), "train.epochs=2").train
+    assert (epochs.epochs, epochs.updates) == (2, None)
+
+
+def test_split_names_at_commas():
+    assert split_names("u, v,p ") == ("u", "v", "p") and split_names("u") == ("u",)
 
 
 def test_override_converts_integers_to_floats():

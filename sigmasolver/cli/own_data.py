@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from sigmasolver.cli.terminal import console, progress
+from sigmasolver.settings import split_names
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -50,8 +51,8 @@ SkipBad = Annotated[
 
 
 def names_of(text: str | None) -> tuple[str, ...] | None:
-    """Split a comma-separated list of names."""
-    return tuple(name.strip() for name in text.split(",")) if text else None
+    """The names of an option, or None if it is not given."""
+    return split_names(text) if text else None
 
 
 def read_options_of(

@@ -265,7 +265,7 @@ def _score_line(rows: Sequence[dict[str, Any]]) -> str:
     fields = [row["field"] for row in aggregates if row["metric"] == "rmse"]
     score = {row["metric"]: row["value"] for row in aggregates if row["field"] in (None, fields[-1])}
     correlation = f"correlation {_number(score['correlation'])}"
-    if rows[0]["horizon"] > 1:
+    if rows[0]["horizon"] > 1 and "correlation_time" in score:
         when = "beyond the horizon" if score["correlation_time"] is None else f"at t = {score['correlation_time']:.3g}"
         correlation = f"correlation falls below 0.8 {when}"
     blow_up = f"; {100 * score['blow_up']:.3g} % of the forecasts blew up" if score["blow_up"] else ""

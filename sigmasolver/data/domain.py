@@ -14,7 +14,7 @@ import numpy as np
 from sigmasolver.data.layout import Layout
 from sigmasolver.settings import check_types
 
-__all__ = ["Domain", "time_steps", "unevenly_spaced"]
+__all__ = ["STEP_TOLERANCE", "Domain", "time_steps", "unevenly_spaced"]
 
 STEP_TOLERANCE, RELATIVE_TOLERANCE = 1e-2, 1e-3
 """Relative tolerances: between the time steps of a data set (float32 times are rounded), and between two data sets."""

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import operator
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
-from types import TracebackType
+from types import EllipsisType, TracebackType
 from typing import Any, Self, TypeAlias
 
 import numpy as np
@@ -15,11 +16,12 @@ from sigmasolver.data.split import Split, WindowLists
 
 __all__ = ["Key", "Reader", "contiguous"]
 
-Key: TypeAlias = int | slice | tuple[int | slice, ...]
+Key: TypeAlias = int | slice | EllipsisType | tuple[int | slice | EllipsisType, ...]
 
 
 class Reader(ABC):
-    """Trajectories `(count, frames, *grid, fields)`, sliced like an array and read only when sliced.
+    """Trajectories `(count, frames, *grid, fields)`, sliced like an array with integers, slices and an ellipsis, and
+    read only when sliced.
 
     Readers can be passed to worker processes, by fork or by pickle.
     """
@@ -34,7 +36,7 @@ class Reader(ABC):
 
     @abstractmethod
     def __getitem__(self, key: Key) -> np.ndarray:
-        """Index with any integers and slices; keeps the stored dtype."""
+        """Index with any integers, slices and one ellipsis; keeps the stored dtype."""
 
     @property
     @abstractmethod
@@ -45,6 +47,11 @@ class Reader(ABC):
     @abstractmethod
     def fingerprint(self) -> str:
         """Hash of the header and the digests."""
+
+    def as_recorded(self, fingerprints: Collection[str]) -> Reader:
+        """This reader, or if only its former way of identifying the data gives one of these fingerprints, a copy with
+        that identity: so an older run keeps its record of unchanged files."""
+        return self
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -102,10 +109,35 @@ def contiguous(key: Key, shape: Sequence[int]) -> list[tuple[slice, int | slice]
 
     HDF5 reads strided elements one by one; reading the range and striding in memory is far faster.
     """
-    keys = key if isinstance(key, tuple) else (key,)
-    if len(keys) > len(shape):
-        raise IndexError(f"{len(keys)} indices for {len(shape)} axes")
+    keys = _without_ellipsis(key if isinstance(key, tuple) else (key,), len(shape))
     return [_contiguous_range(axis_key, size) for axis_key, size in zip(keys, shape, strict=False)]
+
+
+def _without_ellipsis(keys: tuple[int | slice | EllipsisType, ...], axes: int) -> list[int | slice]:
+    """The keys with the axes that an ellipsis stands for; raise IndexError for anything but integers and slices."""
+    given = [_checked_key(item) for item in keys if not isinstance(item, EllipsisType)]
+    if len(given) > axes:
+        raise IndexError(f"{len(given)} indices for {axes} axes")
+    if len(keys) - len(given) > 1:
+        raise IndexError("An index may contain only one ellipsis (...).")
+    if len(keys) == len(given):
+        return given
+    position = next(place for place, item in enumerate(keys) if isinstance(item, EllipsisType))
+    return [*given[:position], *[slice(None)] * (axes - len(given)), *given[position:]]
+
+
+def _checked_key(key: int | slice) -> int | slice:
+    if isinstance(key, slice):
+        return key
+    try:
+        if not isinstance(key, bool):
+            return operator.index(key)
+    except TypeError:
+        pass
+    raise IndexError(
+        f"Trajectories are indexed with integers, slices and an ellipsis, not with {type(key).__name__}; take a slice, "
+        "and select from the array that it returns."
+    )
 
 
 def _contiguous_range(key: int | slice, size: int) -> tuple[slice, int | slice]:

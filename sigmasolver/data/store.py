@@ -216,7 +216,7 @@ class StoreReader(Reader):
         return self._complete
 
     def __getitem__(self, key: Key) -> np.ndarray:
-        """Index complete trajectories with any integers and slices; keeps the stored dtype."""
+        """Index complete trajectories with any integers, slices and one ellipsis; keeps the stored dtype."""
         ranges = contiguous(key, self.shape)
         try:
             values = self._file()["fields"][tuple(bounds for bounds, _ in ranges)]

@@ -22,6 +22,7 @@ from typing import NamedTuple, Protocol, TypeAlias, runtime_checkable
 import numpy as np
 import torch
 
+from sigmasolver.data.domain import STEP_TOLERANCE, time_steps, unevenly_spaced
 from sigmasolver.data.header import DTYPES, Header
 from sigmasolver.data.reader import Reader
 from sigmasolver.sampling import evenly_spaced
@@ -265,6 +266,16 @@ class Windows:
         first = self._locations[self._check_indices(indices), 1]
         frames = first[:, None] + torch.arange(spec.history - 1, spec.span)
         return torch.from_numpy(np.asarray(self.times, dtype=np.float64))[frames]
+
+    def lead_times(self, indices: Sequence[int] | torch.Tensor) -> torch.Tensor | None:
+        """float64 (H,), on the CPU: the time from the last history frame to each future frame; None if it is not the
+        same in all of these windows."""
+        if self.spec.steady or unevenly_spaced(time_steps(self.times)) is None:
+            step = float(self.times[1] - self.times[0]) if len(self.times) > 1 else 1.0
+            return step * torch.arange(1, self.spec.horizon + 1, dtype=torch.float64)
+        times = self.frame_times(indices)
+        leads = times[:, 1:] - times[:, :1]
+        return leads[0] if torch.allclose(leads, leads[:1], rtol=STEP_TOLERANCE, atol=0) else None
 
     def rows(self) -> list[Row]:
         """Locations of all windows in order."""

@@ -11,7 +11,6 @@ from typing import Any
 
 import torch
 
-from sigmasolver.data.formats import ReadOptions, opened
 from sigmasolver.data.reader import Reader
 from sigmasolver.data.windows import Windows, spread_evenly
 from sigmasolver.diagnose.components import components
@@ -26,7 +25,7 @@ from sigmasolver.diagnose.routing import routing
 from sigmasolver.diagnose.subject import Findings, NotApplicable, Subject
 from sigmasolver.diagnose.trust import trust
 from sigmasolver.evaluate import Request, source_of, windows_of
-from sigmasolver.forecast.checkpoint import data_of, evaluation_data_of, load, load_read_options, load_recipe
+from sigmasolver.forecast.checkpoint import load, load_recipe, open_data_of
 from sigmasolver.ops.precision import matmul_precision
 from sigmasolver.recipes import Recipe
 from sigmasolver.runs import Run, provenance
@@ -72,13 +71,11 @@ def diagnose_run(
     diagnostics = {name: lookup(DIAGNOSTICS, name, "diagnostic") for name in selected}
     recipe = load_recipe(run)
     results: dict[str, Findings] = {}
-    data_path, options_and_kind = data_of(run) if path is None else Path(path), load_read_options(run, recipe)
     with (
-        opened(data_path, *options_and_kind) as store,
-        _open_evaluated(run, store, request, options_and_kind) as evaluated,
+        open_data_of(run, recipe, path=None if path is None else Path(path)) as store,
+        _open_evaluated(run, recipe, store, request) as evaluated,
         run.locked("diagnose"),
     ):
-        _check_data(run, store)
         windows = windows_of(run, recipe, evaluated, request)
         facts = source_of(run, recipe, windows, request, evaluated.fingerprint)
         facts |= {"model": recipe.model.name, "seed": recipe.train.seed}
@@ -127,18 +124,10 @@ def _check_request(request: Request) -> None:
         raise ValueError("Diagnostics use the training grid; omit the grid.")
 
 
-def _open_evaluated(
-    run: Run, store: Reader, request: Request, options_and_kind: tuple[ReadOptions, str | None]
-) -> AbstractContextManager[Reader]:
+def _open_evaluated(run: Run, recipe: Recipe, store: Reader, request: Request) -> AbstractContextManager[Reader]:
     """The run's separate test data if it has some, else its training data."""
     separate = request.split == "test" and isinstance(run.read_json("data.json").get("test"), dict)
-    return opened(evaluation_data_of(run), *options_and_kind) if separate else nullcontext(store)
-
-
-def _check_data(run: Run, store: Reader) -> None:
-    recorded = run.read_json("data.json").get("fingerprint")
-    if recorded != store.fingerprint:
-        raise ValueError(f"{store.path} is not the training data of {run.path}; pass its location with --data.")
+    return open_data_of(run, recipe, "test") if separate else nullcontext(store)
 
 
 def _extra_facts(name: str, environment: Mapping[str, str], peers: Sequence[Run]) -> dict[str, Any]:

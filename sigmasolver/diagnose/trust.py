@@ -1,6 +1,7 @@
 """How far a free forecast can be trusted: correlation with the truth, energy spectra, distance to the training data.
 
-    correlation_lead   Pearson correlation over points, mean over windows; correlation_time: first lead time below 0.8
+    correlation_lead   Pearson correlation over points, mean over windows; correlation_time: first lead time below 0.8,
+                       if the lead times are the same in all windows
     distance_lead      distance of forecast states to the nearest training state, relative to the typical one
     distance_true_lead the same for the true states, as a reference
     spectrum_*         mean energy in shells of the wavenumber (periodic grids only)
@@ -92,16 +93,16 @@ def _measure_at_points(frames: list[torch.Tensor], truth: torch.Tensor, fluid: t
 
 def _add_correlation(findings: Findings, measures: Measures, subject: Subject) -> None:
     """Add correlation rows; a constant truth has no correlation and is excluded."""
-    times = subject.windows.times
-    step = float(times[1] - times[0]) if len(times) > 1 else 1.0
-    lead_times = step * torch.arange(1, subject.horizon + 1, dtype=torch.float64)
+    lead_times = subject.windows.lead_times(subject.indices)
     findings.arrays["correlation"] = measures["correlation"].float().numpy()
     for field, channels in _channels_by_name(subject.fields):
         values, constant = (measures[key][..., channels] for key in ("correlation", "constant"))
         mean = metrics.mean_correlation(values, constant, "lead")
         for lead, value in enumerate(mean, start=1):
             findings.add("correlation_lead", value, field=field, lead=lead)
-        findings.add("correlation_time", metrics.correlation_time(mean, lead_times), field=field)
+        if lead_times is not None:
+            when = metrics.correlation_time(mean, lead_times[: subject.horizon])
+            findings.add("correlation_time", when, field=field)
 
 
 def _channels_by_name(fields: tuple[str, ...]) -> list[tuple[str | None, list[int]]]:

@@ -8,7 +8,8 @@ of processes. Only predicted frames are measured, never the input frames.
     rmse, mae              over everything; _lead: per lead
     frmse                  RealPDEBench's error in Fourier space
     frmse_low, _mid, _high, r2, kinetic_energy, frequency_error    its other metrics, for its tasks only
-    correlation_lead       over points, mean over windows;   correlation_time: first lead time below 0.8;
+    correlation_lead       over points, mean over windows;   correlation_time: first lead time below 0.8, if the lead
+                           times are the same in all windows;
                            correlation_masked: number of frames of fields that are constant in truth and were
                            excluded, if any
     spectrum_error_lead    energy at wrong scales (periodic grids only)
@@ -33,7 +34,6 @@ from typing import Any
 import torch
 
 from sigmasolver.data.domain import Domain
-from sigmasolver.data.formats import opened
 from sigmasolver.data.header import Header
 from sigmasolver.data.layout import shape_text
 from sigmasolver.data.mask import in_fluid, zero_in_solid
@@ -43,11 +43,11 @@ from sigmasolver.data.windows import Windows, spread_evenly
 from sigmasolver.evaluate import metrics
 from sigmasolver.forecast import Forecaster, rollout
 from sigmasolver.forecast.checkpoint import (
-    data_of,
-    evaluation_data_of,
     load,
-    load_read_options,
     load_recipe,
+    open_as_recorded,
+    open_data_of,
+    refuse_changed_data,
     refuse_other_domain,
 )
 from sigmasolver.forecast.replay import Replay, check_precision
@@ -126,25 +126,25 @@ class Request:
 def evaluate_run(
     run: Run,
     request: Request | None = None,
-    path: str | Path | None = None,
+    path: str | Path | Reader | None = None,
     world: World | None = None,
     tick: Callable[[int, int], None] | None = None,
     anyway: bool = False,
 ) -> list[dict[str, Any]]:
     """Evaluate a run and its trivial baseline, and add the rows to its records; existing rows are reused.
 
-    `path`: data other than those of the run; all its trajectories are then test data. Data that differ in units, box,
-    boundaries or time step are rejected; with `anyway` they are evaluated, and the rows state the difference.
+    `path`: data other than those of the run, read with its options, or a reader of them; all trajectories are then test
+    data. Data that differ in units, box, boundaries or time step are rejected; with `anyway` they are evaluated, and
+    the rows state the difference. None: the data of the run, which must not have changed.
     """
     request, world = request or Request(), world or World()
     recipe = load_recipe(run)
-    data_path = Path(path) if path is not None else evaluation_data_of(run) if request.split == "test" else data_of(run)
-    with opened(data_path, *load_read_options(run, recipe)) as store:
+    with _open(run, recipe, path, request) as store:
         windows = windows_of(run, recipe, store, request)
         differs = None
         if run.read_json("data.json").get("fingerprint") != store.fingerprint:
             domain = Domain.of(store.header.layout, windows.fields, windows.times)
-            differs = refuse_other_domain(run, recipe, data_path, domain, anyway)
+            differs = refuse_other_domain(run, recipe, store.path, domain, anyway)
         source = source_of(run, recipe, windows, request, store.fingerprint)
         existing = _existing_rows(run, source)
         if existing:
@@ -155,7 +155,7 @@ def evaluate_run(
                 forecaster, windows, request, world, tick, recipe.task.vectors, recipe.task.name in _REALPDEBENCH_TASKS
             )
         parameters = sum(p.numel() for p in forecaster.model.parameters() if p.requires_grad)
-    task, step = recipe.task, windows.times[1] - windows.times[0] if len(windows.times) > 1 else 1.0
+    task, lead_times = recipe.task, windows.lead_times(spread_evenly(len(windows), request.windows))
     facts = {**source, **provenance(world.device)}
     if differs is not None:
         facts["anyway"] = differs
@@ -164,13 +164,19 @@ def evaluate_run(
         {**facts, **identity, "metric": "parameters", "field": None, "lead": None, "value": parameters}
     ]
     for label, measures in zip((identity, {"model": trivial_baseline(recipe), "seed": None}), measured, strict=True):
-        rows += [{**facts, **label, **row} for row in rows_of(measures, task.targets, float(step), task.vectors)]
+        rows += [{**facts, **label, **row} for row in rows_of(measures, task.targets, lead_times, task.vectors)]
     if world.first:
         with run.locked("records", wait=True):
             if not _existing_rows(run, source):  # another process may have evaluated it in the meantime
                 replace_rows(run.records, [*read_records(run.records), *rows])
     world.wait()  # the next evaluation reads the file
     return rows
+
+
+def _open(run: Run, recipe: Recipe, path: str | Path | Reader | None, request: Request) -> Reader:
+    if path is None:
+        return open_data_of(run, recipe, request.split)
+    return open_as_recorded(run, recipe, Path(path) if isinstance(path, str) else path)
 
 
 def records_of_test_part(run: Run, recipe: Recipe, windows: int | None = None) -> list[dict[str, Any]]:
@@ -282,6 +288,8 @@ def _windows_of_part(run: Run, recipe: Recipe, store: Reader, request: Request) 
         return Windows(store, trajectories, spec) if windows is None else windows
     if request.split != "test":
         raise ValueError(f"All trajectories of {store.path} are test data for {run.path}; omit --split.")
+    if "path" in facts and (run.path / facts["path"]).resolve() == store.path.resolve():
+        refuse_changed_data(run, store)  # the file of the training data, with other values
     if request.grid is None and store.header.grid == recipe.task.grid:
         spec = replace(spec, space_stride=1)  # already on the grid of the task
     test = recipe.windows_of(store, "test", spec) if listed else None
@@ -468,9 +476,13 @@ def _measure_realpdebench(predicted: torch.Tensor, true: torch.Tensor) -> Measur
 
 
 def rows_of(
-    measures: Mapping[str, torch.Tensor], fields: tuple[str, ...], step: float, vectors: Vectors = ()
+    measures: Mapping[str, torch.Tensor],
+    fields: tuple[str, ...],
+    lead_times: torch.Tensor | None,
+    vectors: Vectors = (),
 ) -> list[dict[str, Any]]:
     """Tidy rows: metric, field, lead (counted from 1), value, deviation over windows. Non-finite values become None.
+    `lead_times` as in `Windows.lead_times`.
 
     Groups of fields, such as the components of `vectors`, also have rows of their mean.
     """
@@ -514,7 +526,7 @@ def rows_of(
         if "variance" in measures:
             variance = measures["variance"][list(members)].mean()
             add("r2", name, None, float(metrics.r2_from(squared.mean(), variance)))
-        _add_correlation(add, name, members, measures, step)
+        _add_correlation(add, name, members, measures, lead_times)
     for metric in ("kinetic_energy", "frequency_error"):
         if metric in measures:
             add(metric, None, None, float(measures[metric].mean()))
@@ -541,7 +553,11 @@ def _root_mean(squared: torch.Tensor) -> float:
 
 
 def _add_correlation(
-    add: Callable[..., None], name: str, members: tuple[int, ...], measures: Mapping[str, torch.Tensor], step: float
+    add: Callable[..., None],
+    name: str,
+    members: tuple[int, ...],
+    measures: Mapping[str, torch.Tensor],
+    lead_times: torch.Tensor | None,
 ) -> None:
     """Add the mean over windows and fields; a constant truth has no correlation and is excluded."""
     values, constant = (measures[key][..., list(members)] for key in ("correlation_lead", "constant_lead"))
@@ -551,8 +567,8 @@ def _add_correlation(
     add("correlation", name, None, float(mean.mean()))
     if bool((constant > 0).any()):
         add("correlation_masked", name, None, float(constant.sum()))
-    times = step * torch.arange(1, len(mean) + 1, dtype=torch.float64)
-    add("correlation_time", name, None, float(metrics.correlation_time(mean, times)))
+    if lead_times is not None:
+        add("correlation_time", name, None, float(metrics.correlation_time(mean, lead_times)))
 
 
 def _channels_by_name(fields: tuple[str, ...], vectors: Vectors) -> list[tuple[str, tuple[int, ...]]]:

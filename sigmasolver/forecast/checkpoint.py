@@ -11,8 +11,9 @@ import torch
 from torch import nn
 
 from sigmasolver.data.domain import Domain
-from sigmasolver.data.formats import ReadOptions
+from sigmasolver.data.formats import ReadOptions, opened
 from sigmasolver.data.normalise import Normaliser, TimeScale
+from sigmasolver.data.reader import Reader
 from sigmasolver.data.store import LEGACY_AXES
 from sigmasolver.forecast import Forecaster
 from sigmasolver.models import build_solver, on_meta_device
@@ -34,11 +35,14 @@ __all__ = [
     "load_read_options",
     "load_recipe",
     "not_compared",
+    "open_as_recorded",
+    "open_data_of",
     "other_origins",
     "read_normalisers",
     "read_time_scale",
     "record_origins",
     "refuse_beyond_limits",
+    "refuse_changed_data",
     "refuse_other_domain",
     "refuse_unregistered",
     "save",
@@ -172,6 +176,37 @@ def evaluation_data_of(run: Run) -> Path:
     """Path of the test data of a run: a separate file, or the training data."""
     test = run.read_json("data.json").get("test")
     return _data_path(run, test.get("path")) if isinstance(test, dict) else data_of(run)
+
+
+def open_data_of(run: Run, recipe: Recipe, part: str = "train", path: Path | None = None) -> Reader:
+    """Open the data that hold a part of a run; raise ValueError if they have changed. `path`: their new location."""
+    test = run.read_json("data.json").get("test") if part == "test" else None
+    if path is None:
+        path = data_of(run) if test is None else evaluation_data_of(run)
+    reader = open_as_recorded(run, recipe, path)
+    refuse_changed_data(run, reader, separate_test=test is not None)
+    return reader
+
+
+def open_as_recorded(run: Run, recipe: Recipe, source: Path | Reader) -> Reader:
+    """Open files the way the data of the run were opened; a reader keeps its options. If they are the data of the run,
+    their fingerprint is the recorded one."""
+    facts = run.read_json("data.json") if (run.path / "data.json").exists() else {}
+    recorded = [data.get("fingerprint") for data in (facts, facts.get("test")) if isinstance(data, dict)]
+    reader = source if isinstance(source, Reader) else opened(source, *load_read_options(run, recipe))
+    return reader.as_recorded([name for name in recorded if isinstance(name, str)])
+
+
+def refuse_changed_data(run: Run, reader: Reader, separate_test: bool = False) -> None:
+    """Raise ValueError unless these are the training data of the run, or its separate test data, as recorded."""
+    facts = run.read_json("data.json")
+    recorded = (facts["test"] if separate_test else facts).get("fingerprint")
+    if reader.fingerprint != recorded:
+        role = "test" if separate_test else "training"
+        raise ValueError(
+            f"{reader.path} is not the {role} data of {run.path}, has changed since, or is read with other options; "
+            "restore it, or pass the location of the original with --data."
+        )
 
 
 def load_read_options(run: Run, recipe: Recipe) -> tuple[ReadOptions, str | None]:

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
 import torch
@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 
 __all__ = ["BOUNDARIES", "Forecaster", "Rollout", "feed_back", "rollout"]
 
+T = TypeVar("T")
 Boundary = Callable[[torch.Tensor, tuple[str, ...]], torch.Tensor]
 
 
@@ -111,12 +112,12 @@ class Forecaster(nn.Module):
         input frame and of the frames after it.
         """
         weight = next(self.model.parameters(), torch.zeros(()))
-        frames = torch.as_tensor(history).to(weight.device, weight.dtype)
+        frames = torch.as_tensor(_native(history)).to(weight.device, weight.dtype)
         if self.history is not None and frames.ndim > 1:
             if frames.shape[1] < self.history:
                 raise ValueError(f"Expected a history of at least {self.history} frames, got {frames.shape[1]}.")
             frames = frames[:, -self.history :]
-        times = None if time is None else torch.as_tensor(time, dtype=torch.float64)
+        times = None if time is None else torch.as_tensor(_native(time), dtype=torch.float64)
         if times is not None and times.ndim < 2 and self.time_scale is not None:
             ahead = self.time_scale.unit * torch.arange(steps, dtype=torch.float64, device=times.device)
             times = (times if times.ndim else times.expand(len(frames)))[:, None] + ahead
@@ -183,6 +184,14 @@ class Forecaster(nn.Module):
                 )
         values = torch.stack([given[name].to(like) for name in self.conditions], dim=-1)
         return values.reshape(len(values), *(1,) * (like.ndim - 2), -1).expand(*like.shape[:-1], -1)
+
+
+def _native(values: T) -> T | np.ndarray:
+    """A NumPy array in a memory layout that torch accepts: without negative strides, in the byte order of the machine;
+    other values unchanged."""
+    if not isinstance(values, np.ndarray):
+        return values
+    return np.asarray(values, dtype=values.dtype.newbyteorder("="), order="C")
 
 
 def _fold(frames: torch.Tensor) -> torch.Tensor:

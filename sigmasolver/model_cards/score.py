@@ -67,7 +67,7 @@ def score(
     """One row per column of the task in the paper: mean and deviation over windows, and the mean of the baseline."""
     with matmul_precision("float32"):
         measured = measure(forecaster, windows, Request(), World(device=torch.device(device)), tick)
-    ours, baseline = (rows_of(measurement, recipe.task.targets, 1.0) for measurement in measured)
+    ours, baseline = (rows_of(measurement, recipe.task.targets, None) for measurement in measured)
     rows = []
     for column in card_columns(recipe):
         value, deviation = value_of(ours, column)

@@ -13,7 +13,7 @@ from sigmasolver.data.reader import Reader
 from sigmasolver.data.split import Split, split
 from sigmasolver.data.windows import Windows, WindowSpec
 from sigmasolver.models import ModelSize, SolverConfig
-from sigmasolver.settings import check_types, from_plain, override, to_plain
+from sigmasolver.settings import assignment_list, check_types, from_plain, override, to_plain
 from sigmasolver.tasks import Task
 
 __all__ = ["ModelRecipe", "Recipe", "TrainRecipe", "changed"]
@@ -242,8 +242,9 @@ class Recipe:
         return from_plain(Recipe, plain)
 
 
-def changed(recipe: Recipe, settings: Sequence[str]) -> Recipe:
+def changed(recipe: Recipe, settings: str | Sequence[str]) -> Recipe:
     """Return the recipe with `name=value` settings applied; setting `train.epochs` unsets `train.updates`."""
-    names = [setting.partition("=")[0].strip() for setting in settings]
+    assignments = assignment_list(settings)
+    names = [assignment.partition("=")[0].strip() for assignment in assignments]
     implied = ["train.updates=none"] if "train.epochs" in names and "train.updates" not in names else []
-    return override(recipe, [*settings, *implied])
+    return override(recipe, [*assignments, *implied])

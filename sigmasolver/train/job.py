@@ -26,6 +26,7 @@ from sigmasolver.forecast.checkpoint import (
     data_of,
     load_read_options,
     load_recipe,
+    open_as_recorded,
     read_normalisers,
     read_time_scale,
     record_origins,
@@ -73,7 +74,7 @@ def train_run(
     network = skeleton(recipe)  # built first, to fail before any data are read
     if recipe.train.recompute:
         blocks_to_recompute(network)
-    with open_data(source) as store:
+    with open_as_recorded(run, recipe, open_data(source)) as store:
         data, forecaster = _prepare(recipe, store, run, execution, test)
         if run.finished:
             if execution.world.first:

@@ -42,12 +42,45 @@ def source(tmp_path, monkeypatch, request):
 
 @pytest.mark.parametrize(
     "key",
-    [2, -1, slice(1, 4), (1, 3), (1, slice(0, 5, 2)), (2, slice(None), slice(None, None, 3), 1, 0), slice(4, 1, -2)],
+    [
+        2,
+        -1,
+        slice(1, 4),
+        (1, 3),
+        (1, slice(0, 5, 2)),
+        (2, slice(None), slice(None, None, 3), 1, 0),
+        slice(4, 1, -2),
+        (-1, slice(None, None, 2), ..., 0),
+        (..., 1),
+        ...,
+        (slice(1, 3), ..., slice(None), 1),
+        (np.int64(3), 1, 2, 3, 0, ...),
+    ],
 )
-def test_open_data_slices_like_an_array(source, key):
-    with open_data(source) as data:
-        assert data.shape == (5, 7, 6, 4, 2)
-        np.testing.assert_array_equal(data[key], BOTH[key])
+def test_open_data_slices_like_an_array(source, tmp_path, key):
+    import_data(source, tmp_path / "store.h5")
+    for path in (source, tmp_path / "store.h5"):
+        with open_data(path) as data:
+            assert data.shape == (5, 7, 6, 4, 2)
+            np.testing.assert_array_equal(data[key], BOTH[key])
+
+
+@pytest.mark.parametrize(
+    ("key", "message"),
+    [
+        ([0, 2], "not with list; take a slice, and select from the array"),
+        ((0, np.array([0, 2])), "not with ndarray"),
+        (True, "not with bool"),
+        ((0, 1.0), "not with float"),
+        (None, "not with NoneType"),
+        ((..., 0, ...), "only one ellipsis"),
+        ((0, 0, 0, 0, 0, 0, ...), "6 indices for 5 axes"),
+    ],
+)
+def test_invalid_indices_are_refused_in_one_sentence(source, key, message):
+    with open_data(source) as data, pytest.raises(IndexError, match=message) as caught:
+        data[key]
+    assert "\n" not in str(caught.value)
 
 
 def test_published_split_in_place_and_imported(source, tmp_path):

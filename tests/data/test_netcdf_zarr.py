@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import os
 import pickle
 import shutil
 from collections.abc import Callable
@@ -11,12 +13,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from sigmasolver.data import isolated
-from sigmasolver.data.formats import guess_format, import_data, open_data
+from sigmasolver.data import formats, isolated
+from sigmasolver.data.formats import guess_format, import_data, in_place, open_data
 from sigmasolver.data.formats.netcdf_zarr_write import write_netcdf, write_zarr
 from sigmasolver.data.header import Header
 from sigmasolver.data.split import Split
 from sigmasolver.data.store import open_store
+from sigmasolver.data.windows import Windows, WindowSpec
 from tests.data.test_own_data import one_sentence
 from tests.data.waves import Waves
 
@@ -99,10 +102,62 @@ def test_reading_in_place_equals_import_bitwise(tmp_path: Path, save: Save) -> N
     source = save(tmp_path, data)
     imported = import_data(source, tmp_path / "store.h5")
     assert any("taken as periodic" in note for note in imported.notes)
-    with open_data(source) as in_place, open_store(tmp_path / "store.h5") as store:
-        assert in_place.shape == store.shape and in_place.header.difference(store.header) is None
-        assert in_place[:].tobytes() == store[:].tobytes()
-        assert in_place[1, 2:6:2, ::3].tobytes() == store[1, 2:6:2, ::3].tobytes()
+    with open_data(source) as reader, open_store(tmp_path / "store.h5") as store:
+        assert reader.shape == store.shape and list(reader.digests) == list(store.digests)
+        assert reader.as_recorded([former_fingerprint(source)]).header.difference(store.header) is None
+        assert reader[:].tobytes() == store[:].tobytes()
+        assert reader[1, 2:6:2, ::3].tobytes() == store[1, 2:6:2, ::3].tobytes()
+
+
+def former_fingerprint(source: Path) -> str:
+    """The fingerprint of files that are identified by name, size and modification time."""
+    row = replace(guess_format(source), identified_by_values=False)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(formats, "FORMATS", (row, *formats.FORMATS))
+        return open_data(source).fingerprint
+
+
+@SAVE
+def test_files_are_identified_by_values(tmp_path: Path, save: Save) -> None:
+    source = save(tmp_path, weather())
+    former, before = former_fingerprint(source), open_data(source)
+    assert before.as_recorded([former]).fingerprint == former != before.fingerprint
+    assert before.as_recorded([former]).digests != before.digests and not {"file", "state"} & set(
+        before.header.parameters
+    )
+    assert before.as_recorded([before.fingerprint]) is before.as_recorded(["other"]) is before
+    copy = tmp_path / f"copy{source.suffix}"
+    (shutil.copytree if source.is_dir() else shutil.copy)(source, copy)
+    for file in (copy, *copy.rglob("*")):
+        os.utime(file, (0, 0))
+    moved = open_data(copy)
+    assert moved.fingerprint == before.fingerprint and moved.digests == before.digests
+    assert moved.digests == [hashlib.sha256(np.ascontiguousarray(values).data).digest() for values in before]
+    assert moved.as_recorded([former]) is moved
+    shutil.rmtree(source) if source.is_dir() else source.unlink()
+    data = weather()
+    data.wind[1, 6, 4, 7] += 1
+    changed = open_data(save(tmp_path, data))
+    assert changed.fingerprint != before.fingerprint
+    assert [new == old for new, old in zip(changed.digests, before.digests, strict=True)] == [True, False, True]
+
+
+def test_fields_that_a_recipe_may_not_use_are_not_checked(tmp_path: Path) -> None:
+    data = weather()
+    data["land"] = data.land.where(data.land != 3).astype(np.float64) * 1e300  # NaN, and beyond float32
+    reader = open_data(save_nc4(tmp_path, data))
+    assert isinstance(reader, in_place.ForeignReader) and reader.examine().bad_labels() == []
+    windows = Windows(reader, range(3), WindowSpec(("wind",), ("wind",), 2, 2))
+    windows.check_finite("training")
+    with pytest.raises(ValueError, match="contains non-finite values, the first in frame 0 of land"):
+        Windows(reader, range(3), WindowSpec(("wind", "land"), ("wind",), 2, 2)).check_finite("training")
+
+
+def test_digests_are_independent_of_the_block_size(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    source = save_nc4(tmp_path, weather())
+    whole = open_data(source).digests
+    monkeypatch.setattr(in_place, "_BLOCK", 2 * 5 * 8 * 2 * 4)  # two of seven frames
+    assert open_data(source).digests == whole
 
 
 @pytest.mark.parametrize("name", ["w.nc", "packed.nc", "w.zarr", "w2.zarr"])

@@ -506,6 +506,24 @@ def test_windows_batch_and_resident_errors():
         other.batch([0])
 
 
+def test_lead_times_of_uneven_frames_are_those_of_the_windows():
+    def windows_at(times, **change):
+        head = Header(replace(Waves(frames=len(times)).layout, times=np.array(times, float)), "test", {})
+        spec = WindowSpec(("height",), ("slope",), **{"history": 2, "horizon": 2, **change})
+        return Windows(Memory(head, np.zeros((2, *head.shape), np.float32)), (0, 1), spec)
+
+    irregular = windows_at([0, 1, 10, 20, 30])  # leads 9, 19 and 10, 20
+    assert irregular.lead_times([0, 2]).tolist() == [9, 19] and irregular.lead_times([1]).tolist() == [10, 20]
+    assert irregular.lead_times(range(4)) is None
+    assert windows_at([0, 1, 10, 20, 30], time_stride=2, history=1, horizon=1).lead_times([0, 1]) is None
+    periodic = windows_at([0, 1, 4, 5, 8, 9, 12, 13], stride=2)
+    assert periodic.lead_times(range(len(periodic))).tolist() == [3, 4]
+    even = windows_at(0.1 * np.arange(7))
+    assert even.lead_times(range(len(even))).tolist() == [0.1 * 1, 0.1 * 2]
+    steady = windows_at([0, 1, 10], history=1, horizon=1, steady=True)
+    assert steady.lead_times(range(len(steady))).tolist() == [1]
+
+
 @pytest.mark.parametrize("steady", [False, True])
 def test_frame_times_of_last_input_and_future_frames(steady):
     times = np.array([0.0, 1.0, 1.5, 4.0, 4.5, 7.0, 8.0, 9.5, 11.0, 12.0, 12.5])

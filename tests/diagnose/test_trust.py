@@ -1,6 +1,7 @@
 """Trust metrics, ensembles and maps against NumPy and fields with known values."""
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -122,6 +123,13 @@ def test_trust_correlation_matches_numpy(store, tmp_path):
     # u never decorrelates, v is noise; frames are a quarter of a time unit apart.
     assert values(findings, "correlation_time", "u") == [np.inf]
     assert values(findings, "correlation_time", "v") == [0.25]
+
+
+def test_trust_correlation_time_of_uneven_frames(store, tmp_path):
+    subject = subject_of(store, tmp_path)
+    subject.windows.times = np.array([0.0, 1, 10, 20, 30, 40, 50])
+    assert values(trust(replace(subject, indices=torch.tensor([0, 2]))), "correlation_time", "v") == [9.0]
+    assert values(trust(subject), "correlation_time", "v") == []  # the lead times differ between the windows
 
 
 def test_trust_distance_matches_brute_force(store, tmp_path):

@@ -1,6 +1,7 @@
 """Evaluations of a trained run against NumPy on the raw file: windows, rows, and reuse of records."""
 
 import json
+import os
 import shutil
 from dataclasses import replace
 
@@ -8,6 +9,8 @@ import numpy as np
 import pytest
 import torch
 
+from sigmasolver.data import formats
+from sigmasolver.data.formats import ReadOptions, open_data
 from sigmasolver.data.header import Header
 from sigmasolver.data.layout import Layout
 from sigmasolver.data.store import Writer, open_store
@@ -271,6 +274,92 @@ def test_evaluate_run_accepts_moved_data(run, trained, tmp_path):
     assert evaluate_run(run, path=tmp_path / "moved.h5") == evaluate_run(run)
 
 
+VORTICITY = ReadOptions(fields=("vorticity",), boundary=("periodic",), dt=0.5)
+SHORT = replace(RECIPE, train=replace(RECIPE.train, updates=1, checks=0))
+
+
+def refused(run, message, path=None):
+    """The evaluation is refused in one sentence that contains this message, and nothing is recorded."""
+    before = run.records.read_bytes() if run.records.exists() else None
+    with pytest.raises(ValueError, match=message) as caught:
+        evaluate_run(run, path=path)
+    assert "\n" not in str(caught.value) and str(caught.value).endswith(".")
+    assert (run.records.read_bytes() if run.records.exists() else None) == before
+
+
+def test_evaluate_run_refuses_changed_data(raw, tmp_path):
+    source, run = tmp_path / "flow.npy", Run(tmp_path / "run")
+    np.save(source, raw)
+    train_run(SHORT, open_data(source, VORTICITY), run)
+    rows = evaluate_run(run)
+    assert {row["windows"] for row in rows} == {8}
+    np.save(tmp_path / "moved.npy", raw)
+    np.save(source, 1.001 * raw)  # perturbed training trajectories must not become test data
+    refused(run, "flow.npy is not the training data of .*run, has changed since")
+    refused(run, "flow.npy is not the training data of .*run, has changed since", source)
+    assert evaluate_run(run, path=tmp_path / "moved.npy") == rows
+    source.unlink()
+    refused(run, "was not found")
+
+
+def test_evaluate_run_refuses_changed_test_data(raw, tmp_path):
+    np.save(tmp_path / "train.npy", raw[:6])
+    np.save(tmp_path / "test.npy", raw[6:])
+    run, recipe = Run(tmp_path / "run"), replace(SHORT, task=replace(TASK, test=0))
+    train_run(recipe, open_data(tmp_path / "train.npy", VORTICITY), run,
+              test=open_data(tmp_path / "test.npy", VORTICITY))  # fmt: skip
+    assert {row["windows"] for row in evaluate_run(run)} == {8}
+    np.save(tmp_path / "test.npy", 2 * raw[6:])
+    refused(run, "test.npy is not the test data of .*run, has changed since")
+
+
+def write_flow(path, values):
+    pytest.importorskip("xarray")
+    from sigmasolver.data.formats.netcdf_zarr_write import write_netcdf
+
+    path.unlink(missing_ok=True)
+    axis = 2 * np.pi * np.arange(16) / 16
+    layout = Layout(("vorticity",), ("1/s",), ("periodic",) * 2, (axis, axis), 0.5 * np.arange(8))
+    write_netcdf(path, np.asarray(values, np.float32), Header(layout, "test", {}))
+    return path
+
+
+def test_netcdf_data_are_recognised_by_their_values(raw, tmp_path):
+    source, run = write_flow(tmp_path / "flow.nc", raw), Run(tmp_path / "run")
+    with pytest.raises(ValueError, match=r"Trajectory 0 of the test data .*copy.nc is also in the training data"):
+        train_run(replace(SHORT, task=replace(TASK, test=0)), source, run, test=write_flow(tmp_path / "copy.nc", raw))
+    train_run(SHORT, source, run)
+    rows = evaluate_run(run)
+    assert {row["windows"] for row in rows} == {8}
+    os.utime(source, (0, 0))
+    shutil.copy(source, tmp_path / "copy.nc")
+    assert evaluate_run(run) == evaluate_run(run, path=tmp_path / "copy.nc") == rows
+    mixed = write_flow(tmp_path / "mixed.nc", np.concatenate((2 * raw[6:], raw[2:3])))
+    refused(run, "Trajectory 2 of .*mixed.nc is in the training data of", mixed)
+    write_flow(source, 1.001 * raw)
+    refused(run, "flow.nc is not the training data of .*run, has changed since")
+    duplicated = write_flow(tmp_path / "duplicated.nc", np.concatenate((raw[:7], raw[:1])))
+    with pytest.raises(ValueError, match="Trajectory 7 of the test split is identical to 0 of the train split"):
+        train_run(SHORT, duplicated, Run(tmp_path / "other"))
+
+
+def test_run_recorded_by_the_state_of_its_files_is_evaluated_unless_they_changed(raw, tmp_path, monkeypatch):
+    source, run = write_flow(tmp_path / "flow.nc", raw), Run(tmp_path / "run")
+    with monkeypatch.context() as patch:
+        former = replace(formats.guess_format(source), identified_by_values=False)
+        patch.setattr(formats, "FORMATS", (former, *formats.FORMATS))
+        train_run(SHORT, source, run)
+        recorded, rows = run.read_json("data.json"), evaluate_run(run)
+    assert {row["data"] for row in rows} == {recorded["fingerprint"]}
+    assert evaluate_run(run) == evaluate_run(run, path=source) == rows and {row["windows"] for row in rows} == {8}
+    assert len(evaluate_run(run, Request(windows=3))) == len(rows)
+    train_run(SHORT, source, run)
+    assert run.read_json("data.json") == recorded
+    os.utime(source, (0, 0))
+    for path in (None, source):
+        refused(run, "flow.nc is not the training data of .*run, has changed since", path)
+
+
 def test_data_on_the_task_grid_are_not_strided_again(tmp_path):
     """A run with a space stride of two: a file on the stored grid is strided, one on the task grid is not."""
     generate(FLOW, 8, 0, tmp_path / "flow.h5")
@@ -302,6 +391,30 @@ def test_correlation_time_accounts_for_the_time_stride(tmp_path):
     for lead in (1, 2, 3):
         assert value(rows, "correlation_lead", field="u", lead=lead) == pytest.approx(np.cos(0.4 * lead), abs=1e-6)
     assert value(rows, "correlation_time", field="u") == pytest.approx(1.0)
+
+
+def test_correlation_time_of_uneven_frames_is_that_of_the_windows(tmp_path, call):
+    """The correlation of persistence of this wave is cos(0.4 lead), below 0.8 at the second lead: 19 after the frame at
+    time 1. Windows that start elsewhere have other lead times, so that there is no common one."""
+    x, times = 2 * np.pi * np.arange(16) / 16, np.array([0.0, 1, 10, 20, 30, 40])
+    moving = [[np.sin(x - 0.4 * frame + start)[:, None] for frame in range(6)] for start in range(6)]
+    layout = Layout(("u",), ("1",), ("periodic",), (x,), times)
+    with Writer(tmp_path / "wave.h5", Header(layout, "test", {}), 6) as writer:
+        writer.append(np.array(moving, np.float32))
+    model = replace(MODEL, options=Options(time_embedding=True))
+    for starts, expected in ((1, 19.0), (2, None)):
+        task = Task("wave", ("u",), ("u",), (16,), 2, 1, 3, 4, 2, "channel", starts=starts)
+        recipe = Recipe(task, model, replace(RECIPE.train, updates=1, checks=0, validation=0.0))
+        run = Run(tmp_path / f"run{starts}")
+        train_run(recipe, tmp_path / "wave.h5", run)
+        rows = evaluate_run(run)
+        if expected is None:
+            assert not any(row["metric"] == "correlation_time" for row in rows)
+        else:
+            assert value(rows, "correlation_time", field="u") == expected
+        code, out, _ = call("evaluate", run.path)
+        assert code == 0 and ("falls below 0.8 at t = 19" in out) == (expected == 19)
+        assert "beyond" not in out or expected == 19
 
 
 def test_frmse_takes_the_root_after_averaging_windows(run, raw):

@@ -2,6 +2,7 @@
 
 import math
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -213,6 +214,18 @@ def test_rollout_method_takes_arrays_and_longer_histories():
     torch.testing.assert_close(result.frames.double(), truth[:, 5:], rtol=0, atol=1e-6)
     with pytest.raises(ValueError, match="at least 2 frames, got 1"):
         forecaster.rollout(truth[:, :1], 4)
+
+
+def test_rollout_method_takes_arrays_of_any_memory_layout():
+    history = wave(5).float().numpy()
+    fields = normaliser(["u"])
+    forecaster = Forecaster(Shift(1), fields, fields, 1, history=2)
+    expected = forecaster.rollout(history, 3).frames
+    reversed_twice = np.ascontiguousarray(history[:, :, ::-1])[:, :, ::-1]
+    assert reversed_twice.strides[2] < 0
+    for values in (history.astype(">f4"), history.astype(">f8"), reversed_twice, np.asfortranarray(history)):
+        assert torch.equal(forecaster.rollout(values, 3).frames, expected)
+        assert torch.equal(forecaster.rollout(values, 3, time=np.array(2.0, ">f8")).frames, expected)
 
 
 def test_rollout_carries_given_fields():

@@ -80,7 +80,8 @@ class Format:
     describes_itself: bool = False
     """Whether the files specify their axes, fields and times."""
     identified_by_values: bool = True
-    """Whether trajectories are identified by their values; otherwise by the state of their files, which may be huge."""
+    """Whether trajectories are identified by their values, as in the files of users, which get copied and renamed;
+    otherwise by the state of their files, as in public data sets, which may be huge."""
     read_several: Callable[[Sequence[Path]], ForeignData] | None = None
     """Read several files as one data set; None if a data set is a single file or folder."""
 
@@ -110,8 +111,10 @@ def _self_describing(
     description: str,
     matches: Callable[[Path], bool],
     read: Callable[[Path, Sequence[str] | None, bool | None], ForeignData],
+    public: bool = False,
 ) -> Format:
-    """A format with named axes and fields; `read` takes the path, the fields and `steady`."""
+    """A format with named axes and fields; `read` takes the path, the fields and `steady`. `public`: of data sets that
+    are published."""
     return Format(
         name,
         description,
@@ -119,7 +122,7 @@ def _self_describing(
         lambda path: read(path, None, None),
         lambda path, options: read(path, options.fields, options.steady),
         describes_itself=True,
-        identified_by_values=False,
+        identified_by_values=not public,
     )
 
 
@@ -186,18 +189,21 @@ FORMATS: tuple[Format, ...] = (
         "files of The Well: its folder with data/train, data/valid and data/test, or one file",
         the_well.is_well,
         the_well.read_well,
+        public=True,
     ),
     _self_describing(
         "pdebench",
         "an HDF5 file of PDEBench (tensor; density, pressure, Vx; 0000/data; velocity, particles)",
         pdebench.is_pdebench,
         pdebench.read_pdebench,
+        public=True,
     ),
     _self_describing(
         "pdearena",
         "HDF5 files of PDEArena with a group train, valid or test, or a folder of them",
         pdearena.is_pdearena,
         pdearena.read_pdearena,
+        public=True,
     ),
     Format(
         "arrays",
@@ -363,8 +369,12 @@ def open_data(source: str | Path | Reader, options: ReadOptions | None = None, k
         _check_options(row, source, options)
         read = partial(_open_foreign, row.name, source, options)  # by name, so that it can be pickled
         foreign = read()
-        header = _header(row, foreign, [] if row.identified_by_values else [source], "float32", options.recorded)
-        return ForeignReader(source, header, foreign, read, row.identified_by_values)
+        header_with = partial(_header, row, foreign, dtype="float32", extra=options.recorded)
+        if not row.identified_by_values:
+            return ForeignReader(source, header_with([source]), foreign, read, identified_by_values=False)
+        # Formerly, only files that do not describe themselves were identified by their values.
+        by_state = header_with([source]) if row.describes_itself else None
+        return ForeignReader(source, header_with([]), foreign, read, True, not row.describes_itself, by_state)
 
 
 def _open_foreign(kind: str, source: Path, options: ReadOptions) -> ForeignData:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
+from copy import copy
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,9 @@ from sigmasolver.data.reader import Key, Reader, contiguous
 
 __all__ = ["ForeignReader"]
 
+_BLOCK = 256 * 2**20
+"""Bytes of a long trajectory that are in memory while it is hashed."""
+
 
 class ForeignReader(Reader):
     """A foreign data set as trajectories.
@@ -23,6 +27,9 @@ class ForeignReader(Reader):
     Digests of public data sets hash the state of their files (name, size, modification time), because the values may be
     hundreds of gigabytes. Digests of other files hash the values, as in a store, so that a copied trajectory has the
     same digest; all values are read once for this, when the digests are first accessed.
+
+    Reading the values also checks them, except in files that describe themselves: these may have more fields than a
+    recipe uses, and the training checks those.
     """
 
     def __init__(
@@ -32,17 +39,21 @@ class ForeignReader(Reader):
         foreign: ForeignData,
         reopen: Callable[[], ForeignData],
         identified_by_values: bool,
+        checked: bool = True,
+        by_state: Header | None = None,
     ) -> None:
-        """`foreign`: the open data set; `reopen`: reopens it after `close` or in another process."""
+        """`foreign`: the open data set; `reopen`: reopens it after `close` or in another process. `checked`: whether
+        `examine` checks the values. `by_state`: the header with which files of this format were recorded when they were
+        identified by their state."""
         self.path, self.header = path, header
+        self._checked, self._by_state = checked, by_state
         self._foreign: ForeignData | None = foreign
         self._reopen = reopen
         self._count, self.notes = foreign.count, (*foreign.notes, *foreign.cache_notes)
         self._files = [file.name for file in foreign.trajectory_files]
         self._digests: list[bytes] | None = None
         if not identified_by_values:
-            state = repr(sorted(header.parameters.items())).encode()
-            self._digests = [hashlib.sha256(state + b"/%d" % index).digest() for index in range(self._count)]
+            self._digests = _digests_of_state(header, self._count)
 
     @property
     def digests(self) -> Sequence[bytes]:
@@ -55,6 +66,15 @@ class ForeignReader(Reader):
     def fingerprint(self) -> str:
         return fingerprint(self.header, self.digests)
 
+    def as_recorded(self, fingerprints: Collection[str]) -> Reader:
+        if self._by_state is not None:
+            digests = _digests_of_state(self._by_state, self._count)
+            if fingerprint(self._by_state, digests) in fingerprints:
+                reader = copy(self)
+                reader.header, reader._digests, reader._by_state = self._by_state, digests, None
+                return reader
+        return self
+
     @property
     def examined(self) -> bool:
         """Whether the digests have been computed."""
@@ -63,14 +83,29 @@ class ForeignReader(Reader):
     def examine(self, progress: Callable[[int, int], None] | None = None) -> ValueChecks:
         """Read all values once to check them and compute their digests. `progress` is called with the number of
         trajectories done and their total."""
-        checks, digests, frames = ValueChecks(self.header, self._files), list[bytes](), slice(0, self.header.shape[0])
+        checks, digests = ValueChecks(self.header, self._files), list[bytes]()
         for index in range(self._count):
-            digests.append(hashlib.sha256(checks.convert(index, self._frames(index, frames)[None]).data).digest())
+            digest = hashlib.sha256()
+            for block in self._stored_blocks(index, checks):
+                digest.update(block.data)
+            digests.append(digest.digest())
             if progress is not None:
                 progress(index + 1, self._count)
         if self._digests is None:
             self._digests = digests
         return checks
+
+    def _stored_blocks(self, index: int, checks: ValueChecks) -> Iterator[np.ndarray]:
+        """The frames of a trajectory in order, contiguous and in the dtype of a store."""
+        frames = self.header.shape[0]
+        if self._checked:
+            yield checks.convert(index, self._frames(index, slice(0, frames))[None])
+            return
+        step = frames if self._ensure_open().frames is None else max(1, _BLOCK * frames // self.header.nbytes)
+        for start in range(0, frames, step):
+            with np.errstate(over="ignore", under="ignore"):
+                values = self._frames(index, slice(start, min(start + step, frames)))
+                yield np.ascontiguousarray(values, dtype=DTYPES[self.header.dtype])
 
     def __len__(self) -> int:
         return self._count
@@ -104,3 +139,9 @@ class ForeignReader(Reader):
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_foreign": None}
+
+
+def _digests_of_state(header: Header, count: int) -> list[bytes]:
+    """Digests of trajectories whose header identifies their files by name, size and modification time."""
+    state = repr(sorted(header.parameters.items())).encode()
+    return [hashlib.sha256(state + b"/%d" % index).digest() for index in range(count)]

@@ -289,6 +289,22 @@ def test_plugin_works_with_every_command_and_is_reported_if_missing(call, data, 
     assert "mine" in (tmp_path / "page.html").read_text()
 
 
+def test_save_pretrained_publishes_a_plugin_model(call, data, plugin, tmp_path, forgotten):
+    run, folder = tmp_path / "run", tmp_path / "published"
+    assert call("train", "mine-task", "--data", data, "--out", run, *OWN, "--plugin", plugin, "--device", "cpu")[0] == 0
+    forgotten()
+    code, _, err = call("save-pretrained", run, "--out", folder)
+    assert code == 2 and "pass that file with --plugin" in err and not folder.exists()
+    code, _, err = call("save-pretrained", run, "--out", folder, "--plugin", plugin)
+    assert code == 0, err
+    assert "The model `mine` is custom" in (folder / "README.md").read_text()
+    history = torch.randn(2, 2, 16, 16, 1)
+    assert torch.equal(load(folder)(history), load(run)(history))
+    forgotten()
+    with pytest.raises(ValueError, match=r'model "mine" from the plugin mine\.py'):
+        load(folder)
+
+
 def test_missing_plugin_loss_stops_training_but_not_evaluation(call, data, plugin, tmp_path, forgotten):
     arguments = ("train", "mine-task", "--data", data, "--out", tmp_path / "run", *OWN, "--set", "model.name=fno")
     assert call(*arguments, "--plugin", plugin, "--device", "cpu")[0] == 0

@@ -25,6 +25,7 @@ from sigmasolver.runs.quantise import dequantise
 from sigmasolver.settings import from_plain
 
 __all__ = [
+    "ORIGINS",
     "begin",
     "build",
     "data_of",

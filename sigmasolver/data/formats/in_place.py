@@ -65,7 +65,7 @@ class ForeignReader(Reader):
         trajectories done and their total."""
         checks, digests, frames = ValueChecks(self.header, self._files), list[bytes](), slice(0, self.header.shape[0])
         for index in range(self._count):
-            digests.append(hashlib.sha256(checks.convert(index, self._frames(index, frames)[None]).data).digest())
+            digests.append(hashlib.sha256(checks.convert(index, self.unconverted(index, frames)[None]).data).digest())
             if progress is not None:
                 progress(index + 1, self._count)
         if self._digests is None:
@@ -79,7 +79,7 @@ class ForeignReader(Reader):
         pieces = contiguous(key, self.shape)
         pieces += [(slice(0, size), slice(None)) for size in self.shape[len(pieces) :]]
         (trajectories, _), (frames, _) = pieces[:2]
-        windows = [self._frames(index, frames) for index in range(trajectories.start, trajectories.stop)]
+        windows = [self.unconverted(index, frames) for index in range(trajectories.start, trajectories.stop)]
         values = windows[0][None] if len(windows) == 1 else np.stack(windows)  # a single window is not copied
         values = values[(slice(None), slice(None), *(block for block, _ in pieces[2:]))]
         return values.astype(DTYPES[self.header.dtype], copy=False)[tuple(selection for _, selection in pieces)]
@@ -88,7 +88,8 @@ class ForeignReader(Reader):
         read_fields = self._ensure_open().fields
         return None if read_fields is None else read_fields(index, start, stop, channels)
 
-    def _frames(self, index: int, frames: slice) -> np.ndarray:
+    def unconverted(self, index: int, frames: slice) -> np.ndarray:
+        """Frames of one trajectory in the dtype of the file."""
         foreign = self._ensure_open()
         if foreign.frames is not None:
             return foreign.frames(index, frames.start, frames.stop)

@@ -46,7 +46,7 @@ from sigmasolver.settings import to_plain
 from sigmasolver.train.engine import Execution, blocks_to_recompute
 from sigmasolver.train.loop import Data, Progress, StepPlan, train
 from sigmasolver.train.objectives import LOSSES
-from sigmasolver.train.optimisers import OPTIMISERS
+from sigmasolver.train.optimisers import OPTIMISERS, trainable_parameters
 
 __all__ = [
     "available_memory",
@@ -85,6 +85,7 @@ def train_run(
         registry.find(name)
     refuse_too_large(recipe, execution)
     network = skeleton(recipe)  # built first, to fail before any data are read
+    trainable_parameters(network, recipe.model.name)
     if recipe.train.recompute:
         blocks_to_recompute(network)
     with open_data(source) as store:

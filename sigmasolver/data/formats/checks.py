@@ -53,8 +53,8 @@ class FieldRanges:
             smallest, largest = np.array((low, high)).astype(DTYPES[dtype])
         if smallest == largest != 0:  # values that become zero are reported as such
             return (
-                f"{name} varies from {low:.12g} to {high:.12g}, which {dtype} stores as a constant; subtract an offset from "
-                "it, or rescale it."
+                f"{name} varies from {low:.12g} to {high:.12g}, which {dtype} stores as a constant; subtract an offset "
+                "from it, or rescale it."
             )
         relative = (high - low) / max(abs(low), abs(high))
         if relative < MIN_RELATIVE_RANGE:

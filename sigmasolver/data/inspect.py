@@ -143,7 +143,8 @@ class Summary:
                     f"{name} is unevenly spaced, {steps[0]:g} to {steps[1]:g} apart; models treat it as uniform."
                 )
         if self.whole == 1:
-            problems.append("Only one trajectory; training and testing need at least two, so split it in time.")
+            what, remedy = ("trajectory", "split it in time") if len(layout.times) > 1 else ("case", "add some")
+            problems.append(f"Only one {what}; training and testing need at least two, so {remedy}.")
         return problems
 
 

@@ -78,7 +78,7 @@ def diagnose_run(
         _open_evaluated(run, store, request, options_and_kind) as evaluated,
         run.locked("diagnose"),
     ):
-        _check_data(run, store)
+        _check_data(run, store, given=path is not None)
         windows = windows_of(run, recipe, evaluated, request)
         facts = source_of(run, recipe, windows, request, evaluated.fingerprint)
         facts |= {"model": recipe.model.name, "seed": recipe.train.seed}
@@ -135,10 +135,11 @@ def _open_evaluated(
     return opened(evaluation_data_of(run), *options_and_kind) if separate else nullcontext(store)
 
 
-def _check_data(run: Run, store: Reader) -> None:
+def _check_data(run: Run, store: Reader, given: bool) -> None:
     recorded = run.read_json("data.json").get("fingerprint")
     if recorded != store.fingerprint:
-        raise ValueError(f"{store.path} is not the training data of {run.path}; pass its location with --data.")
+        remedy = "diagnostics need those data, unchanged" if given else "it has changed; pass the original with --data"
+        raise ValueError(f"{store.path} is not the training data of {run.path}; {remedy}.")
 
 
 def _extra_facts(name: str, environment: Mapping[str, str], peers: Sequence[Run]) -> dict[str, Any]:

@@ -204,7 +204,14 @@ def test_summary_problems(tmp_path: Path) -> None:
         "x is unevenly spaced, 1 to 5 apart",
     ):
         assert text in problems, text
-    assert "Only one trajectory" in " ".join(summarise(foreign(tmp_path / "one.npz", flow(1))).problems())
+    assert (
+        "Only one trajectory; training and testing need at least two, so split it in time."
+        in summarise(foreign(tmp_path / "one.npz", flow(1))).problems()
+    )
+    assert (
+        "Only one case; training and testing need at least two, so add some."
+        in summarise(foreign(tmp_path / "case.npz", flow(1)[:, :1])).problems()
+    )
 
 
 @pytest.mark.parametrize(

@@ -34,9 +34,9 @@ from sigmasolver.train.loop import StepPlan
 SEED, STEPS, ROUNDS = 42, 20, 7
 
 
-def short_recipe(epochs: int) -> Recipe:
-    recipe = recipe_of("darcy", seed=SEED)
-    return replace(recipe, train=replace(recipe.train, epochs=epochs, validation=0.0, precision="tf32"))
+def short_recipe(epochs: int, device: torch.device) -> Recipe:
+    recipe, precision = recipe_of("darcy", seed=SEED), "tf32" if device.type == "cuda" else "float32"
+    return replace(recipe, train=replace(recipe.train, epochs=epochs, validation=0.0, precision=precision))
 
 
 def time_engines(data: Path, recipe: Recipe, device: torch.device) -> list[dict[str, object]]:
@@ -82,7 +82,7 @@ def main() -> None:
     parser.add_argument("--cases", type=int, default=1000)
     args = parser.parse_args()
     device = torch.device(args.device)
-    recipe = short_recipe(args.epochs)
+    recipe = short_recipe(args.epochs, device)
     recipe = replace(recipe, task=replace(recipe.task, train=args.cases, test=args.cases // 5))
     source = {"case": "darcy 85², batch 4", "cases": args.cases, "seed": SEED, **provenance(device)}
     generate(simulator_of("darcy"), args.cases + args.cases // 5, 0, args.work / "darcy.h5", device)
@@ -91,7 +91,7 @@ def main() -> None:
     engine = "graph" if device.type == "cuda" else "eager"
     train_run(recipe, args.work / "darcy.h5", run, Execution(World(device=device), engine))
     loss = [{"measure": "loss", **row} for row in read_rows(run.log)]
-    append_rows(args.out, [{**source, "engine": engine, "precision": "tf32", **row} for row in loss])
+    append_rows(args.out, [{**source, "engine": engine, "precision": recipe.train.precision, **row} for row in loss])
     scores = evaluate_run(run, Request(batch=50), world=World(device=device))
     totals = [row for row in scores if row["lead"] is None and row["field"] in (None, "pressure")]
     append_rows(args.out, [{**source, **row, "measure": "error"} for row in totals])

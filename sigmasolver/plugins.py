@@ -122,7 +122,7 @@ def load_plugin(path: Path) -> None:
     with _registering_from({"plugin": path.name, "sha256": sha256}):
         try:
             exec(compile(source, str(path), "exec"), module.__dict__)
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == str(path)]
             line = error.lineno if isinstance(error, SyntaxError) else lines[-1] if lines else None
             location = f" at line {line}" if line else ""

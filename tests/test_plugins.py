@@ -204,6 +204,18 @@ class Hoarder(torch.optim.SGD):
             {"optimiser": "hoarder"},
             "The optimiser hoarder keeps past as list",
         ),
+        (
+            lambda: register_loss(
+                "detached", lambda recipe, normaliser: lambda p, t: (p - t).detach().flatten(1).sum(1)
+            ),
+            {"loss": "detached"},
+            'The loss "detached" of the model "fno" has no gradient',
+        ),
+        (
+            lambda: register_optimiser("newton", lambda parameters, train: torch.optim.LBFGS(parameters)),
+            {"optimiser": "newton"},
+            'The optimiser "newton" needs a closure that evaluates the loss again',
+        ),
     ],
 )
 def test_registered_loss_and_optimiser_errors(data, tmp_path, register, settings, message):
@@ -211,6 +223,21 @@ def test_registered_loss_and_optimiser_errors(data, tmp_path, register, settings
     with pytest.raises(ValueError) as caught:
         trained(data, tmp_path / "run", **settings)
     assert message in str(caught.value) and "\n" not in str(caught.value)
+
+
+def test_model_without_trainable_parameters_is_refused(data, tmp_path):
+    class Frozen(torch.nn.Linear):
+        def __init__(self, config):
+            super().__init__(config.in_channels, config.out_channels)
+            self.requires_grad_(False)
+
+    sigmasolver.register_model("average", lambda config: torch.nn.AvgPool1d(config.in_channels // config.out_channels))
+    sigmasolver.register_model("frozen", Frozen)
+    for name in ("average", "frozen"):
+        recipe = replace(RECIPE, model=replace(RECIPE.model, name=name))
+        with pytest.raises(ValueError, match=f'The model "{name}" has no trainable parameters; give it at least one'):
+            train_run(recipe, data, Run(tmp_path / name))
+        assert not (tmp_path / name).exists()
 
 
 def test_captured_step_refuses_an_optimiser_that_is_not_capturable(data, monkeypatch):
@@ -289,6 +316,22 @@ def test_plugin_works_with_every_command_and_is_reported_if_missing(call, data, 
     assert "mine" in (tmp_path / "page.html").read_text()
 
 
+def test_save_pretrained_publishes_a_plugin_model(call, data, plugin, tmp_path, forgotten):
+    run, folder = tmp_path / "run", tmp_path / "published"
+    assert call("train", "mine-task", "--data", data, "--out", run, *OWN, "--plugin", plugin, "--device", "cpu")[0] == 0
+    forgotten()
+    code, _, err = call("save-pretrained", run, "--out", folder)
+    assert code == 2 and "pass that file with --plugin" in err and not folder.exists()
+    code, _, err = call("save-pretrained", run, "--out", folder, "--plugin", plugin)
+    assert code == 0, err
+    assert "The model `mine` is custom" in (folder / "README.md").read_text()
+    history = torch.randn(2, 2, 16, 16, 1)
+    assert torch.equal(load(folder)(history), load(run)(history))
+    forgotten()
+    with pytest.raises(ValueError, match=r'model "mine" from the plugin mine\.py'):
+        load(folder)
+
+
 def test_missing_plugin_loss_stops_training_but_not_evaluation(call, data, plugin, tmp_path, forgotten):
     arguments = ("train", "mine-task", "--data", data, "--out", tmp_path / "run", *OWN, "--set", "model.name=fno")
     assert call(*arguments, "--plugin", plugin, "--device", "cpu")[0] == 0
@@ -319,6 +362,7 @@ def test_changed_plugin_is_reported(call, data, plugin, tmp_path, forgotten):
     [
         ("import torch\nx = 1 / 0\n", "failed at line 2 with ZeroDivisionError: division by zero"),
         ("def f(:\n", "failed at line 1 with SyntaxError"),
+        ("import sys\nsys.exit(3)\n", "failed at line 2 with SystemExit: 3"),
         ("import torch\n", "registers nothing; call sigmasolver.register_model"),
         ("import sigmasolver\nsigmasolver.register_model('fno', print)\n", 'The model "fno" already exists'),
         (None, "not found; pass a Python file"),

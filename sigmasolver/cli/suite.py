@@ -241,7 +241,8 @@ def _finish_row(
                 screen.print(f"{store}: complete", soft_wrap=True)
             return True
         if execution.world.first:
-            screen.print(f"{key}: training from {100 * fraction_done(run):.1f} %")
+            doing = "evaluating" if run.finished else f"training from {100 * fraction_done(run):.1f} %"
+            screen.print(f"{key}: {doing}")
         with training(execution.world) as watch:
             run_row(recipe, store, run, execution, deadline, watch, windows)
     except OutOfTimeError as stopped:

@@ -22,8 +22,9 @@ import numpy as np
 
 from sigmasolver.data.domain import time_steps, unevenly_spaced
 from sigmasolver.data.formats import ReadOptions, guess_format, open_data
+from sigmasolver.data.formats.checks import FieldRanges
 from sigmasolver.data.formats.in_place import ForeignReader
-from sigmasolver.data.header import Header, StoreError
+from sigmasolver.data.header import DTYPES, Header, StoreError
 from sigmasolver.data.layout import transpose_axes
 from sigmasolver.data.moments import merge
 from sigmasolver.data.reader import Reader
@@ -39,8 +40,6 @@ if TYPE_CHECKING:
 __all__ = ["FieldSummary", "Summary", "draw", "open_any", "summarise"]
 
 _BLOCK = 16 * 2**20
-MIN_RELATIVE_STD = 1e-5
-"""A standard deviation below this fraction of the mean is poorly resolved in float32."""
 MAX_SHOWN = 5
 _SIGNED, _UNSIGNED = "RdBu_r", "viridis"
 
@@ -59,6 +58,8 @@ class FieldSummary:
     frame_std: tuple[float, ...]
     nans: int
     infinities: int
+    unresolved: str | None = None
+    """A sentence if float32 does not resolve its variation."""
 
     @property
     def constant(self) -> bool:
@@ -107,14 +108,10 @@ class Summary:
                     f"{field.name} has {field.nans} NaN and {field.infinities} infinite values; fix them, "
                     "or skip these trajectories with --skip-bad."
                 )
-            if field.constant:
+            if field.unresolved is not None:
+                problems.append(field.unresolved)
+            elif field.constant:
                 problems.append(f"{field.name} is constant and carries no information.")
-            elif field.std < MIN_RELATIVE_STD * abs(field.mean):
-                problems.append(
-                    f"{field.name} varies by only {field.std / abs(field.mean):.1g} of its mean, "
-                    "which float32 resolves poorly; "
-                    "subtract a constant from it."
-                )
         return problems + self._duplicate_problems() + self._axis_problems()
 
     def _duplicate_problems(self) -> list[str]:
@@ -146,7 +143,8 @@ class Summary:
                     f"{name} is unevenly spaced, {steps[0]:g} to {steps[1]:g} apart; models treat it as uniform."
                 )
         if self.whole == 1:
-            problems.append("Only one trajectory; training and testing need at least two, so split it in time.")
+            what, remedy = ("trajectory", "split it in time") if len(layout.times) > 1 else ("case", "add some")
+            problems.append(f"Only one {what}; training and testing need at least two, so {remedy}.")
         return problems
 
 
@@ -223,13 +221,13 @@ def summarise(
         raise ValueError(f"first is {first}; it must be at least 1.")
     with open_any(path, steady) as data:
         header = data.header
-        moments = _Moments(header.shape[0], header.shape[-1])
+        moments, ranges = _Moments(header.shape[0], header.shape[-1]), FieldRanges(header)
         total = len(data) if first is None else min(first, len(data))
         damaged, duplicates, seen, bad = [], [], dict[bytes, int](), 0
         store = data if isinstance(data, StoreReader) else None
         for index in range(total):
             before = moments.not_finite
-            digest = _add_trajectory(data, index, moments)
+            digest = _add_trajectory(data, index, moments, ranges)
             bad += moments.not_finite > before
             if store is not None and digest != store.digests[index]:
                 damaged.append(index)
@@ -246,7 +244,7 @@ def summarise(
             count=len(data) if store is None else store.count,
             whole=len(data),
             size=len(data) * header.nbytes,
-            fields=_field_summaries(header, moments),
+            fields=_field_summaries(header, moments, ranges),
             fingerprint=data.fingerprint if total == len(data) or known else None,
             damaged=tuple(damaged),
             notes=tuple(data.notes),
@@ -256,19 +254,22 @@ def summarise(
         )
 
 
-def _add_trajectory(store: Reader, index: int, moments: _Moments) -> bytes:
-    """Add a trajectory to the moments; return the digest of its values."""
+def _add_trajectory(store: Reader, index: int, moments: _Moments, ranges: FieldRanges) -> bytes:
+    """Add a trajectory to the moments and ranges; return the digest of its values."""
     frames = store.header.shape[0]
     step = max(1, _BLOCK * frames // store.header.nbytes)
     digest = hashlib.sha256()
     for start in range(0, frames, step):
-        block = store[index, start : start + step]
+        span = slice(start, min(start + step, frames))
+        values = store.unconverted(index, span) if isinstance(store, ForeignReader) else store[index, span]
+        ranges.add(values)
+        block = values.astype(DTYPES[store.header.dtype], copy=False)
         digest.update(np.ascontiguousarray(block).data)
         moments.add(slice(start, start + len(block)), block)
     return digest.digest()
 
 
-def _field_summaries(header: Header, moments: _Moments) -> tuple[FieldSummary, ...]:
+def _field_summaries(header: Header, moments: _Moments, ranges: FieldRanges) -> tuple[FieldSummary, ...]:
     mean, std = moments.pooled_over_frames()
     frame_mean, frame_std = moments.per_frame()
     low, high = moments.low.min(0), moments.high.max(0)
@@ -286,6 +287,7 @@ def _field_summaries(header: Header, moments: _Moments) -> tuple[FieldSummary, .
             frame_std=tuple(frame_std[:, q].tolist()),
             nans=int(moments.nans[:, q].sum()),
             infinities=int(moments.infinities[:, q].sum()),
+            unresolved=ranges.problem(q),
         )
         for q, name in enumerate(header.layout.fields)
     )

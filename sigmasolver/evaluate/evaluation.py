@@ -289,7 +289,7 @@ def _windows_of_part(run: Run, recipe: Recipe, store: Reader, request: Request) 
     if request.split != "test":
         raise ValueError(f"All trajectories of {store.path} are test data for {run.path}; omit --split.")
     if "path" in facts and (run.path / facts["path"]).resolve() == store.path.resolve():
-        refuse_changed_data(run, store)  # the file of the training data, with other values
+        refuse_changed_data(run, store, given=True)  # the file of the training data, with other values
     if request.grid is None and store.header.grid == recipe.task.grid:
         spec = replace(spec, space_stride=1)  # already on the grid of the task
     test = recipe.windows_of(store, "test", spec) if listed else None

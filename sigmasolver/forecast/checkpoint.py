@@ -26,6 +26,7 @@ from sigmasolver.runs.quantise import dequantise
 from sigmasolver.settings import from_plain
 
 __all__ = [
+    "ORIGINS",
     "begin",
     "build",
     "data_of",
@@ -181,10 +182,9 @@ def evaluation_data_of(run: Run) -> Path:
 def open_data_of(run: Run, recipe: Recipe, part: str = "train", path: Path | None = None) -> Reader:
     """Open the data that hold a part of a run; raise ValueError if they have changed. `path`: their new location."""
     test = run.read_json("data.json").get("test") if part == "test" else None
-    if path is None:
-        path = data_of(run) if test is None else evaluation_data_of(run)
-    reader = open_as_recorded(run, recipe, path)
-    refuse_changed_data(run, reader, separate_test=test is not None)
+    own = data_of(run) if test is None else evaluation_data_of(run)
+    reader = open_as_recorded(run, recipe, own if path is None else path)
+    refuse_changed_data(run, reader, separate_test=test is not None, given=path is not None)
     return reader
 
 
@@ -197,15 +197,19 @@ def open_as_recorded(run: Run, recipe: Recipe, source: Path | Reader) -> Reader:
     return reader.as_recorded([name for name in recorded if isinstance(name, str)])
 
 
-def refuse_changed_data(run: Run, reader: Reader, separate_test: bool = False) -> None:
-    """Raise ValueError unless these are the training data of the run, or its separate test data, as recorded."""
+def refuse_changed_data(run: Run, reader: Reader, separate_test: bool = False, given: bool = False) -> None:
+    """Raise ValueError unless these are the training data of the run, or its separate test data, as recorded.
+
+    `given`: whether the user passed their location.
+    """
     facts = run.read_json("data.json")
     recorded = (facts["test"] if separate_test else facts).get("fingerprint")
     if reader.fingerprint != recorded:
         role = "test" if separate_test else "training"
+        remedy = "use the original" if given else "restore it, or pass the location of the original with --data"
         raise ValueError(
             f"{reader.path} is not the {role} data of {run.path}, has changed since, or is read with other options; "
-            "restore it, or pass the location of the original with --data."
+            f"{remedy}."
         )
 
 

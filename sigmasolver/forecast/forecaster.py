@@ -24,13 +24,14 @@ from torch import nn
 from sigmasolver.data.mask import fluid_of
 from sigmasolver.data.normalise import Normaliser, TimeScale
 from sigmasolver.settings import lookup
+from sigmasolver.tasks import VELOCITY
 
 if TYPE_CHECKING:
     import xarray
 
     from sigmasolver.data.layout import Layout
 
-__all__ = ["BOUNDARIES", "Forecaster", "Rollout", "feed_back", "rollout"]
+__all__ = ["BOUNDARIES", "Forecaster", "Rollout", "feed_back", "refuse_boundary_without_effect", "rollout"]
 
 T = TypeVar("T")
 Boundary = Callable[[torch.Tensor, tuple[str, ...]], torch.Tensor]
@@ -39,14 +40,23 @@ Boundary = Callable[[torch.Tensor, tuple[str, ...]], torch.Tensor]
 def lower_walls(frames: torch.Tensor, fields: tuple[str, ...]) -> torch.Tensor:
     """Velocity through a lower wall is zero: component c at the first index of axis c (lower-face storage)."""
     frames = frames.clone()
-    for axis, letter in enumerate("xyz"):
-        if f"velocity_{letter}" in fields:
-            component = frames[..., fields.index(f"velocity_{letter}")]
-            component.select(axis + 2, 0).zero_()
+    for axis, name in enumerate(VELOCITY):
+        if name in fields:
+            frames[..., fields.index(name)].select(axis + 2, 0).zero_()
     return frames
 
 
 BOUNDARIES: dict[str, Boundary] = {"lower-walls": lower_walls}
+
+
+def refuse_boundary_without_effect(boundary: str, fields: tuple[str, ...]) -> None:
+    """Raise ValueError if the boundary operator changes none of these fields."""
+    lookup(BOUNDARIES, boundary, "boundary operator")
+    if not set(fields) & set(VELOCITY):
+        raise ValueError(
+            f"The boundary operator {boundary} acts on {', '.join(VELOCITY)}, which are not among the targets "
+            f"{', '.join(fields)}; rename the components of velocity, or set task.boundary=none."
+        )
 
 
 class Forecaster(nn.Module):

@@ -20,7 +20,7 @@ from sigmasolver.forecast import Forecaster
 from sigmasolver.models.solver import GridModel
 from sigmasolver.ops.fused.weight_cache import WeightCache
 from sigmasolver.ops.graphs import capture
-from sigmasolver.ops.precision import matmul_precision
+from sigmasolver.ops.precision import matmul_precision, refuse_tf32_without_gpu
 from sigmasolver.ops.precompile import precompile
 from sigmasolver.ops.side_streams import SideStreams
 
@@ -103,8 +103,7 @@ class Replay(Forecaster):
         tensors = (history, *given.values()) if time is None else (history, *given.values(), time)
         if torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors):
             raise ValueError("Replay does not support gradients; call the underlying forecaster instead.")
-        if self.precision == "tf32" and not history.is_cuda:
-            raise ValueError("TF32 requires a GPU; choose float32 or bf16 on a CPU.")
+        refuse_tf32_without_gpu(self.precision, history.device)
         # Tensors cached for later calls must not be created in inference mode.
         with torch.inference_mode(False), torch.no_grad():
             if self.eager(history) is not None:

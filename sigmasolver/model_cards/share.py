@@ -4,6 +4,7 @@
     config.json                              description of the model, for people and search
     README.md                                the model card, with the measured errors
     recipe.json, normaliser.json, data.json  further files for `sigmasolver.load` and `sigmasolver forecast`
+    origins.json                             where a custom model comes from; its code is not included
 
 Neither the training data nor the path of their folder is included.
 """
@@ -15,7 +16,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from sigmasolver.forecast.checkpoint import load, load_recipe
+from sigmasolver.forecast.checkpoint import ORIGINS, load, load_recipe
+from sigmasolver.plugins import origin_of
 from sigmasolver.recipes import Recipe
 from sigmasolver.report.digits import significant
 from sigmasolver.report.study import TRIVIAL_BASELINES
@@ -64,6 +66,8 @@ def _write_files(folder: Path, run: Run, recipe: Recipe, parameters: int, rows: 
     if (run.path / "data.json").exists():
         facts = run.read_json("data.json")
         target.write_json("data.json", {**facts, "path": Path(str(facts.get("path", ""))).name})
+    if (run.path / ORIGINS).exists():
+        target.write_json(ORIGINS, run.read_json(ORIGINS))
     target.write_json("config.json", _config(recipe, parameters))
     _write_file(folder / "README.md", _card(run, recipe, parameters, rows).encode())
     _write_file(folder / "model.safetensors", read_bytes(run.weights))
@@ -98,6 +102,12 @@ def _card(run: Run, recipe: Recipe, parameters: int, rows: Sequence[dict[str, An
     tags = ["sigmasolver", "pde", "neural-operator", "surrogate-model", recipe.model.name]
     history_shape = " × ".join(map(str, ("batch", task.history, *task.grid, len(task.inputs))))
     output = "one frame" if task.block == 1 else f"{task.block} frames"
+    name = recipe.model.name
+    custom = [
+        f"The model `{name}` is custom: register it with `sigmasolver.register_model` before loading, or pass its file "
+        "with `--plugin`. Its code is not in this folder; `origins.json` says where it comes from.",
+        "",
+    ]
     lines = [
         "---",
         "library_name: sigmasolver",
@@ -121,6 +131,7 @@ def _card(run: Run, recipe: Recipe, parameters: int, rows: Sequence[dict[str, An
         "On the command line: `sigmasolver forecast ./this-folder --input frames.npy --steps "
         f"{task.horizon} --out prediction.h5`.",
         "",
+        *(custom if origin_of("model", name) else ()),
         "## Training",
         "",
         f"{facts['step']:,} updates of batch {train.batch}, {train.precision}, seed {train.seed}, sigmasolver "

@@ -192,6 +192,7 @@ class TimeEmbedding(nn.Module):
         # Angles in float32 at least: bf16 would round a time of 1000 to the nearest 8.
         wide = torch.promote_types(torch.promote_types(time.dtype, own), torch.float32)
         steps = torch.arange(half, device=time.device, dtype=wide) / half
-        angles = time.to(wide).reshape(len(time), self.scalars, 1) * self.LONGEST_PERIOD**-steps
+        # Not len(time), which would fix the batch size of an exported model.
+        angles = time.to(wide).reshape(-1, self.scalars, 1) * self.LONGEST_PERIOD**-steps
         out: torch.Tensor = self.mlp(torch.cat((angles.cos(), angles.sin()), dim=-1).flatten(1).to(own))
         return out

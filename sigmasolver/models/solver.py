@@ -63,7 +63,7 @@ class GridModel(nn.Module):
         if self.time is None or time is None:
             return None
         embedding: torch.Tensor = self.time(time)
-        return embedding.reshape(len(time), *(1,) * self.config.axes, -1)
+        return embedding.reshape(embedding.shape[0], *(1,) * self.config.axes, -1)
 
     def with_time(self, H: torch.Tensor, time: torch.Tensor | None) -> torch.Tensor:
         """H (B, *grid, width) plus the time embedding, if any."""

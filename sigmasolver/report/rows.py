@@ -156,8 +156,10 @@ def where(rows: Rows, conditions: Iterable[str]) -> list[Row]:
             raise ValueError(f'--where must be name=value, such as horizon=20, got "{condition}".')
         values = {_fact(row, name) for row in remaining if name in row or name in _DEFAULTS}
         if value not in values:
-            listed = ", ".join(sorted(values)) or "nothing"
-            raise ValueError(f"No row has {name} {value}; the rows have {listed}.")
+            if not values:
+                known = ", ".join(sorted({key for row in remaining for key in row}))
+                raise ValueError(f'No row has "{name}"; {f"choose from {known}" if known else "there are no rows"}.')
+            raise ValueError(f"No row has {name} {value}; the rows have {', '.join(sorted(values))}.")
         remaining = [row for row in remaining if _fact(row, name) in (value, "null")]
     return remaining
 

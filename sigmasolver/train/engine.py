@@ -46,7 +46,7 @@ from sigmasolver.runtime.parallel import World
 from sigmasolver.sampling import hashed_seed
 from sigmasolver.train.capture import Capture
 from sigmasolver.train.objectives import Loss, build_loss, direct, frame_by_frame, pushforward, teacher_forced
-from sigmasolver.train.optimisers import build_optimiser, reads_tensor, set_rate
+from sigmasolver.train.optimisers import build_optimiser, reads_tensor, set_rate, trainable_parameters
 
 __all__ = ["ENGINES", "Execution", "Stepper", "blocks_of", "blocks_to_recompute", "full", "recompute"]
 
@@ -123,7 +123,7 @@ class Stepper:
         self.rate = torch.zeros((), device=self.device)
         self.loss = torch.zeros((), device=self.device)
         # A parameter without a gradient would disable the fused AdamW of a captured step.
-        self.trainable = [parameter for parameter in self.model.parameters() if parameter.requires_grad]
+        self.trainable = trainable_parameters(self.model, recipe.model.name)
         self.optimiser = build_optimiser(self.trainable, train, self.rate)
         self._host_rates = None if reads_tensor(self.optimiser) else rates.tolist()
         if self._host_rates is not None and execution.captured:
@@ -273,6 +273,11 @@ class Stepper:
                 with self._gradient_sync(last=len(losses) + 1 == len(parts)):
                     with autocast:
                         loss = objectives[train.objective](self.forecaster, *part, self.criterion, times=times)
+                    if not loss.requires_grad:
+                        raise ValueError(
+                            f'The loss "{train.loss}" of the model "{self.recipe.model.name}" has no gradient; compute '
+                            "both with differentiable torch operations, without detach() or no_grad()."
+                        )
                     if not losses:
                         self.optimiser.zero_grad(set_to_none=True)
                     loss.backward()

@@ -68,7 +68,7 @@ def infer_recipe(header: Header, count: int, choices: UserChoices, gpu: bool) ->
     mask = choices.mask or header.parameters.get("mask")
     inputs, targets, steady = _fields(header, choices, mask)
     stride = _space_stride(header)
-    train, test = _split(count, choices.test)
+    train, test = _split(count, choices.test, steady)
     history, block, horizon = _steady_frames(choices) if steady else _frames(len(header.layout.times), choices)
     vectors = _vectors(header, targets) if choices.vectors is None else choices.vectors
     grid = tuple(-(-points // stride) for points in header.grid)
@@ -210,14 +210,15 @@ def _space_stride(header: Header) -> int:
     return next((stride for stride in valid if prod(grids[stride]) <= LARGE[len(header.grid)]), valid[-1])
 
 
-def _split(count: int, requested: int | None) -> tuple[int, int]:
+def _split(count: int, requested: int | None, steady: bool) -> tuple[int, int]:
     if requested is not None and not 0 <= requested < count:
         raise ValueError(
             f"--test is {requested} with {count} trajectories; it must be at least 0 and leave one for training."
         )
     if requested is None and count < 2:
         text = "there is only one" if count else "there are none yet"
-        raise ValueError(f"Training and testing need at least two trajectories, but {text}; split a long one in time.")
+        what, remedy = ("cases", "add some") if steady else ("trajectories", "split a long one in time")
+        raise ValueError(f"Training and testing need at least two {what}, but {text}; {remedy}.")
     test = max(1, round(0.15 * count)) if requested is None else requested
     return count - test, test
 

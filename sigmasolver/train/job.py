@@ -35,7 +35,9 @@ from sigmasolver.forecast.checkpoint import (
     skeleton,
     write_normalisers,
 )
+from sigmasolver.forecast.forecaster import refuse_boundary_without_effect
 from sigmasolver.models.variants import MODELS
+from sigmasolver.ops.precision import refuse_tf32_without_gpu
 from sigmasolver.plugins import Registry
 from sigmasolver.recipes import Recipe
 from sigmasolver.runs import Run
@@ -45,9 +47,17 @@ from sigmasolver.settings import to_plain
 from sigmasolver.train.engine import Execution, blocks_to_recompute
 from sigmasolver.train.loop import Data, Progress, StepPlan, train
 from sigmasolver.train.objectives import LOSSES
-from sigmasolver.train.optimisers import OPTIMISERS
+from sigmasolver.train.optimisers import OPTIMISERS, trainable_parameters
 
-__all__ = ["available_memory", "fits_on_device", "refuse_other_grid", "refuse_too_large", "resume_run", "train_run"]
+__all__ = [
+    "available_memory",
+    "fits_on_device",
+    "refuse_other_grid",
+    "refuse_too_large",
+    "refuse_without_effect",
+    "resume_run",
+    "train_run",
+]
 
 ON_GPU, ON_CPU = 0.4, 0.25
 """Fraction of the memory (free memory on a GPU, total on a CPU) that training windows may take; the network needs the
@@ -68,10 +78,15 @@ def train_run(
     Once `stop()` returns True, the training saves its state and returns. `test` is a separate test data set.
     """
     execution = Execution() if execution is None else execution
+    if not run.finished:
+        refuse_tf32_without_gpu(recipe.train.precision, execution.world.device)
+    if not (run.path / "recipe.json").exists():
+        refuse_without_effect(recipe)
     for name, registry in _registries(recipe)[1:]:
         registry.find(name)
     refuse_too_large(recipe, execution)
     network = skeleton(recipe)  # built first, to fail before any data are read
+    trainable_parameters(network, recipe.model.name)
     if recipe.train.recompute:
         blocks_to_recompute(network)
     with open_as_recorded(run, recipe, open_data(source)) as store:
@@ -125,6 +140,26 @@ def _prepare(
     execution.world.wait()
     forecaster = build(recipe, *read_normalisers(run, recipe), read_time_scale(run, recipe))
     return Data(training, validation, store.fingerprint), forecaster
+
+
+def refuse_without_effect(recipe: Recipe) -> None:
+    """Raise ValueError if a setting would be ignored. Runs of earlier versions may have such settings, so recipes do
+    not refuse them themselves."""
+    train, boundary = recipe.train, recipe.task.boundary
+    if train.objective == "pushforward" and train.calls == 1:
+        raise ValueError(
+            "The objective pushforward with calls=1 is the objective direct; set train.calls to at least 2, or "
+            "train.objective=direct."
+        )
+    for name, default in (("calls", 1), ("push_after", 0), ("push_every", 1)):
+        value = getattr(train, name)
+        if train.objective != "pushforward" and value != default:
+            raise ValueError(
+                f"{name} is {value}, which only the objective pushforward uses, not {train.objective}; set "
+                f"train.{name}={default}, or train.objective=pushforward."
+            )
+    if boundary is not None:
+        refuse_boundary_without_effect(boundary, recipe.task.targets)
 
 
 def refuse_too_large(recipe: Recipe, execution: Execution) -> None:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from inspect import unwrap
+from inspect import Parameter, signature, unwrap
 from typing import Any
 
 import torch
@@ -20,8 +20,18 @@ from torch import nn
 from sigmasolver.plugins import Registry
 from sigmasolver.recipes import TrainRecipe
 
-__all__ = ["OPTIMISERS", "AdamW", "OneCycle", "build_optimiser", "reads_tensor", "register_optimiser", "set_rate"]
+__all__ = [
+    "OPTIMISERS",
+    "AdamW",
+    "OneCycle",
+    "build_optimiser",
+    "reads_tensor",
+    "register_optimiser",
+    "set_rate",
+    "trainable_parameters",
+]
 
+_BY_POSITION = (Parameter.POSITIONAL_ONLY, Parameter.POSITIONAL_OR_KEYWORD)
 OptimiserBuilder = Callable[[list[nn.Parameter], TrainRecipe], torch.optim.Optimizer]
 
 
@@ -87,8 +97,22 @@ def build_optimiser(parameters: list[nn.Parameter], train: TrainRecipe, rate: to
             f'The builder of "{train.optimiser}" returned {type(optimiser).__name__}; it must return a '
             "torch.optim.Optimizer."
         )
+    arguments = signature(optimiser.step).parameters.values()
+    if any(argument.default is argument.empty for argument in arguments if argument.kind in _BY_POSITION):
+        raise ValueError(
+            f'The optimiser "{train.optimiser}" needs a closure that evaluates the loss again, which the trainer does '
+            "not pass; choose one whose step() takes no arguments."
+        )
     set_rate(optimiser, rate)
     return optimiser
+
+
+def trainable_parameters(model: nn.Module, name: str) -> list[nn.Parameter]:
+    """The parameters that an optimiser updates; raise ValueError if the model `name` has none."""
+    parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    if not parameters:
+        raise ValueError(f'The model "{name}" has no trainable parameters; give it at least one.')
+    return parameters
 
 
 def reads_tensor(optimiser: torch.optim.Optimizer) -> bool:

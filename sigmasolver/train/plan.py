@@ -21,7 +21,7 @@ from sigmasolver.models.layers import draws_noise
 from sigmasolver.recipes import Recipe, changed
 from sigmasolver.train.dry_run import Cost, estimate_cost, planned_windows
 from sigmasolver.train.engine import Execution, blocks_of
-from sigmasolver.train.job import available_memory, fits_on_device, refuse_too_large
+from sigmasolver.train.job import available_memory, fits_on_device, refuse_too_large, refuse_without_effect
 from sigmasolver.train.loop import StepPlan
 
 __all__ = ["MARGIN", "Prediction", "advise", "on_grid", "predict", "probe_grids"]
@@ -141,6 +141,7 @@ def probe_grids(recipe: Recipe, shares: tuple[float, float] = SHARES[0]) -> tupl
 
 def _refuse_unmeasurable(recipe: Recipe, execution: Execution) -> None:
     """Raise ValueError if not even the smallest grid can be measured here, by a lower bound on its cost."""
+    refuse_without_effect(recipe)
     refuse_beyond_limits(recipe)
     grid = probe_grids(recipe, SHARES[-1])[0]
     refuse_too_large(on_grid(recipe, grid), execution)

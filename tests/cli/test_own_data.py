@@ -422,6 +422,48 @@ def test_mask_option_is_recorded_and_excludes_the_solid(tmp_path, call):
     assert not frames[inside].any() and frames[~inside].all()
 
 
+@pytest.mark.parametrize("layout", ["npz", "h5", "axes", "folder"])
+def test_boolean_mask_trains_like_a_numeric_one(tmp_path, call, layout):
+    solid, data = np.zeros(flow().shape[:-1], bool), flow()
+    solid[:, :, 2:4, 2:5] = True
+    results = []
+    for kind in (bool, np.float32):
+        fields = {"u": data[..., 0], "v": data[..., 1], "solid": solid.astype(kind)}
+        path, options = tmp_path / f"{kind.__name__}.npz", ()
+        if layout == "h5":
+            path = path.with_suffix(".h5")
+            with h5py.File(path, "w") as file:
+                for name, values_of in fields.items():
+                    file[name] = values_of
+        elif layout == "folder":
+            path = tmp_path / kind.__name__
+            path.mkdir()
+            for index in range(len(data)):
+                np.savez(path / f"{index}.npz", **{name: values_of[index] for name, values_of in fields.items()})
+        elif layout == "axes":
+            options = ("--axes", "time,count,x,y")
+            np.savez(path, **{name: values_of.swapaxes(0, 1) for name, values_of in fields.items()})
+        else:
+            np.savez(path, **fields)
+        run = tmp_path / f"run-{kind.__name__}"
+        code, out, err = call("train", "--data", path, "--mask", "solid", *options, "--out", run, *QUICK)
+        assert code == 0 and "only points where solid is 0 count" in out, err
+        assert call("evaluate", run, "--device", "cpu")[0] == 0
+        results.append(values(run))
+    assert results[0] == results[1]
+
+
+@pytest.mark.parametrize("keep", [(slice(None), 0), (0, 0)])
+def test_mask_of_another_shape_states_the_required_one(tmp_path, call, keep):
+    solid, data = np.zeros(flow().shape[:-1], bool)[keep], flow()
+    np.savez(tmp_path / "a.npz", u=data[..., 0], v=data[..., 1], solid=solid, nu=np.ones(len(data)))
+    for fields in ((), ("--fields", "u,v")):
+        args = ("--data", tmp_path / "a.npz", "--mask", "solid", *fields, "--out", tmp_path / "run")
+        code, _, err = call("train", *args, *QUICK)
+        assert code == 2 and err.count("\n") == 1
+        assert f"solid has shape {solid.shape}, but the fields have {data.shape[:-1]}; save it with that shape" in err
+
+
 # --- errors
 
 

@@ -156,6 +156,8 @@ def test_suite_minutes_stops_and_resumes(call, trained, tmp_path):
     assert code == 0 and "training from 25.0 %" in out, err
     assert call("suite", "main", *args, "--list")[1].split() == ["ns2d-transolver-sigma-42", "finished"]
     assert "already finished" in call("suite", "main", *args)[1]
+    code, out, err = call("suite", "main", *args, "--windows", 1)
+    assert code == 0 and "ns2d-transolver-sigma-42: evaluating" in out and "training from" not in out, err
 
 
 def test_train_minutes_stops_and_resumes(call, trained, tmp_path):

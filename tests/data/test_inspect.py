@@ -198,13 +198,39 @@ def test_summary_problems(tmp_path: Path) -> None:
     problems = " ".join(summarise(foreign(tmp_path / "a.npz", data, times, x=np.array([0, 1, 2, 3, 4, 9]))).problems())
     for text in (
         "u has 1 NaN and 0 infinite values",
-        "v varies by only 1e-06 of its mean",
+        "v varies by only 7e-06 of its magnitude, which float32 resolves poorly; subtract a constant from it.",
         "Trajectories 1 and 3 have identical values; keep them in the same split",
         "The frames are unevenly spaced in time, 1 to 2 apart",
         "x is unevenly spaced, 1 to 5 apart",
     ):
         assert text in problems, text
-    assert "Only one trajectory" in " ".join(summarise(foreign(tmp_path / "one.npz", flow(1))).problems())
+    assert (
+        "Only one trajectory; training and testing need at least two, so split it in time."
+        in summarise(foreign(tmp_path / "one.npz", flow(1))).problems()
+    )
+    assert (
+        "Only one case; training and testing need at least two, so add some."
+        in summarise(foreign(tmp_path / "case.npz", flow(1)[:, :1])).problems()
+    )
+
+
+@pytest.mark.parametrize(
+    ("deviation", "message"),
+    [
+        (1e-4, "v varies from 99999.9996668 to 100000.000332, which float32 stores as a constant; subtract an offset"),
+        (1e-2, "v varies by only 7e-07 of its magnitude, which float32 resolves poorly"),
+        (10.0, None),
+    ],
+)
+def test_summary_reports_variation_below_float32(tmp_path: Path, deviation: float, message: str | None) -> None:
+    data = flow().astype(np.float64)
+    data[..., 1] = 1e5 + deviation * data[..., 1]
+    source = foreign(tmp_path / "a.npz", data)
+    problems = summarise(source).problems()
+    notes = [note for note in import_data(source, tmp_path / "a.h5").notes if "float32" in note]
+    assert problems == notes and len(problems) == (message is not None)
+    if message is not None:
+        assert problems[0].startswith(message)
 
 
 def test_summary_problems_report_duplicates_across_splits(tmp_path: Path) -> None:

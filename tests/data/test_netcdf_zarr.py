@@ -95,6 +95,33 @@ def test_axes_identified_by_names_and_attributes(tmp_path: Path, save: Save) -> 
         np.testing.assert_array_equal(unpickled[2, 3], reader[2, 3])
 
 
+@pytest.mark.parametrize(
+    ("name", "attributes", "values", "boundary"),
+    [
+        ("lon", {}, 18.0 * np.arange(20), "periodic"),
+        ("longitude", {"units": "degrees"}, 18.0 * np.arange(20) - 180, "periodic"),
+        ("x", {"standard_name": "longitude"}, 18.0 * np.arange(20), "periodic"),
+        ("x", {"units": "degrees east"}, 18.0 * np.arange(20), "periodic"),
+        ("x", {}, 18.0 * np.arange(20), "open"),
+        ("lon", {"units": "km"}, 18.0 * np.arange(20), "open"),
+        ("lon", {}, 17.0 * np.arange(20), "open"),
+        ("lon", {}, None, "open"),
+    ],
+)
+def test_longitudes_of_the_full_circle_are_periodic(
+    tmp_path: Path, name: str, attributes: dict[str, str], values: np.ndarray | None, boundary: str
+) -> None:
+    points = 360 if values is None else len(values)
+    coordinates = {} if values is None else {name: (name, values, attributes)}
+    u = np.random.default_rng(0).normal(size=(2, 3, points)).astype(np.float32)
+    xarray.Dataset({"u": (("member", "time", name), u)}, coordinates).to_netcdf(tmp_path / "a.nc", engine="h5netcdf")
+    with open_data(tmp_path / "a.nc") as reader:
+        assert reader.header.layout.boundary == (boundary,)
+        assert any("covers the full circle: taken as periodic" in note for note in reader.notes) == (
+            boundary == "periodic"
+        )
+
+
 @SAVE
 def test_reading_in_place_equals_import_bitwise(tmp_path: Path, save: Save) -> None:
     data = weather()

@@ -228,7 +228,9 @@ def test_diagnose_run_rejects_invalid_requests(runs, names, request_, message):
 
 def test_diagnose_run_rejects_other_data_and_folders(runs, study, tmp_path):
     generate(FLOW, 2, 5, tmp_path / "other.h5")
-    with pytest.raises(ValueError, match=r"is not the training data of .*first"):
+    with pytest.raises(
+        ValueError, match=r"is not the training data of .*first, has changed since, .*; use the original\.$"
+    ):
         diagnose_run(runs["first"], ["maps"], path=tmp_path / "other.h5")
     with pytest.raises(ValueError, match="is not a run"):
         diagnose_run(Run(tmp_path / "nothing"), ["maps"])

@@ -11,7 +11,10 @@ import numpy as np
 import pytest
 import torch
 
+from sigmasolver.data.header import Header
+from sigmasolver.data.layout import Layout
 from sigmasolver.data.normalise import Normaliser, TimeScale
+from sigmasolver.data.store import Writer
 from sigmasolver.export import FORMATS, export_run
 from sigmasolver.export import run as exporting
 from sigmasolver.export.run import LIMIT
@@ -138,6 +141,44 @@ def test_onnx_runs_in_the_documented_program(run, tmp_path, monkeypatch, capsys)
         assert "['vorticity']" in capsys.readouterr().out
         forecast = torch.from_numpy(np.load(tmp_path / "forecast.npy"))
         assert relative_difference(forecast, load(run).rollout(history, 3).frames) < 1e-5
+
+
+@pytest.fixture(scope="module")
+def timed_data(tmp_path_factory):
+    """Waves with `rate`, one number per trajectory, as a field constant in time and space."""
+    random = np.random.default_rng(0)
+    waves = random.normal(size=(6, 8, 16, 1))
+    rate = np.broadcast_to(random.uniform(1, 2, size=(6, 1, 1, 1)), waves.shape)
+    path = tmp_path_factory.mktemp("data") / "waves.h5"
+    layout = Layout(("u", "rate"), ("1", "1"), ("periodic",), (np.arange(16.0),), 3 + 0.5 * np.arange(8))
+    with Writer(path, Header(layout, "test", {}), 6) as writer:
+        writer.append(np.concatenate((waves, rate), axis=-1).astype(np.float32))
+    return path
+
+
+@pytest.mark.parametrize(
+    ("name", "conditions", "kind"),
+    [
+        ("transolver-sigma", (), "torch-export"),
+        ("transolver-sigma", ("rate",), "onnx"),
+        ("physolver", ("rate",), "torch-export"),
+    ],
+)
+def test_export_of_a_time_embedding_accepts_any_batch(timed_data, tmp_path, name, conditions, kind):
+    task = Task("waves", ("u", *conditions), ("u",), (16,), 2, 1, 3, 4, 2, "channel", conditions=conditions)
+    model = replace(MODEL, name=name, options=Options(time_embedding=True))
+    train_run(Recipe(task, model, RECIPE.train), timed_data, Run(tmp_path / "run"))
+    path = tmp_path / f"step{FORMATS[kind].suffix}"
+    exported = export_run(tmp_path / "run", kind, path)
+    assert exported.fixed is None and exported.difference <= LIMIT
+    assert json.loads(exported.metadata["inputs"]) == ["history", "time"]
+    eager, step = load(tmp_path / "run"), FORMATS[kind].read(path)
+    for samples, points in ((4, 16), (1, 20)):
+        history, time = torch.randn(samples, 2, points, len(task.inputs)), 3 + torch.rand(samples, dtype=torch.float64)
+        with torch.no_grad():
+            expected, actual = eager(history, time=time), step(history, time)[0]
+            assert relative_difference(eager(history, time=time + 1), expected) > 1e-4  # the time matters
+        assert relative_difference(actual, expected) < 1e-5
 
 
 @pytest.mark.slow

@@ -27,8 +27,8 @@ from sigmasolver.train.engine import Execution
 from tests.ops.device import DEVICE, gpu
 
 
-def precompiled(how, task, model, folder):
-    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+def precompiled(how, task, model, folder, **variables):
+    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"} | variables
     command = [sys.executable, "-m", "tests.ops.precompiled", how, task, model, str(folder)]
     root = Path(__file__).parents[2]
     done = subprocess.run(command, capture_output=True, text=True, env=environment, cwd=root, timeout=600)
@@ -85,6 +85,17 @@ def test_server_compiles_what_a_step_launches(tmp_path):
     assert tuple(pairs) == list_models()
     for launched, described in pairs.values():
         assert len(launched) >= 9 and launched == described
+
+
+def test_kernels_request_fused_multiply_add(tmp_path):
+    """Whatever Triton's default is: from 3.10 on, it does not fuse by itself."""
+    fused, unfused = (
+        precompiled("keys", "kf2d", "unet", tmp_path, TRITON_DEFAULT_FP_FUSION=default)["unet"][0] for default in "10"
+    )
+    # A key ends with the environment variables that Triton reads.
+    assert len(fused) >= 9 and [key.rpartition("-[")[0] for key in fused] == [
+        key.rpartition("-[")[0] for key in unfused
+    ]
 
 
 def test_why_serial_gives_each_reason(monkeypatch):

@@ -549,6 +549,12 @@ def test_slice_and_lead_ticks_are_valid_integers():
     assert shown[0] >= 1 and all(tick % 1 == 0 for tick in shown)
 
 
+def test_components_figure_says_which_runs_have_none():
+    rows = [*made.components("ns2d", "physolver"), *made.errors("ns2d", "unet")]
+    with pytest.raises(ValueError, match="steady tasks and data with a solid have none: omit the run"):
+        components(rows)
+
+
 def test_components_gain_labels_do_not_overlap():
     figure = components([row for model in TRIO for row in made.components("ns2d", model)])
     canvas = FigureCanvasAgg(figure)

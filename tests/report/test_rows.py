@@ -88,8 +88,10 @@ def test_where_filters_and_errors():
         where(rows, ["horizon"])
     with pytest.raises(ValueError, match=r"^No row has horizon 11; the rows have 10\.$"):
         where(rows, ["horizon=11"])
-    with pytest.raises(ValueError, match=r"^No row has horizn 10; the rows have nothing\.$"):
+    with pytest.raises(ValueError, match=r'^No row has "horizn"; choose from .*field, .*horizon, .*\.$'):
         where(rows, ["horizn=10"])
+    with pytest.raises(ValueError, match=r'^No row has "foo"; there are no rows\.$'):
+        where([], ["foo=1"])
 
 
 def test_select_field_named_else_all_else_only_field():

@@ -171,6 +171,7 @@ def test_model_size_is_the_papers_on_a_gpu_and_the_seed_is_kept():
     ("head", "count", "choices", "message"),
     [
         (header(), 1, {}, "there is only one; split"),
+        (header(1), 1, {"targets": ("v",)}, "need at least two cases, but there is only one; add some"),
         (header(), 0, {}, "there are none yet"),
         (header(), 4, {"fields": ("w",)}, 'Unknown field "w"; choose from u, v'),
         (header(), 4, {"targets": ("velocity",)}, "did you mean|choose from"),

@@ -11,7 +11,8 @@ from sigmasolver.data.store import Writer, open_store
 from sigmasolver.evaluate import evaluate_run
 from sigmasolver.forecast.checkpoint import data_of, domain_of, skeleton
 from sigmasolver.forecast.files import forecast_file
-from sigmasolver.recipes import ModelRecipe, Recipe, TrainRecipe, changed, recipe_of
+from sigmasolver.recipes import RECIPES, ModelRecipe, Recipe, TrainRecipe, changed, recipe_of
+from sigmasolver.recipes.suites import SUITES
 from sigmasolver.runs import Run, read_tensors
 from sigmasolver.simulate.generate import generate
 from sigmasolver.tasks import Task
@@ -99,6 +100,48 @@ def test_refuse_too_large_counts_every_parameter(store, tmp_path, monkeypatch, s
         else:
             with pytest.raises(ValueError, match=r"lower model\.width"):
                 job.refuse_too_large(recipe, Execution())
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        (["calls=2"], "calls is 2, which only the objective pushforward uses, not direct; set train.calls=1, or"),
+        (["push_after=3"], "push_after is 3, which only the objective pushforward uses, not direct"),
+        (["push_every=2", "objective=teacher_forced"], "only the objective pushforward uses, not teacher_forced"),
+        (["objective=pushforward"], "pushforward with calls=1 is the objective direct; set train.calls to at least 2"),
+        (["precision=tf32"], "TF32 requires a GPU; choose float32 or bf16 on a CPU"),
+    ],
+)
+def test_training_refuses_settings_without_effect(store, tmp_path, settings, message):
+    recipe = changed(RECIPE, [f"train.{setting}" for setting in settings])
+    with pytest.raises(ValueError, match=message) as caught:
+        train_run(recipe, store, Run(tmp_path / "run"))
+    assert "\n" not in str(caught.value) and not (tmp_path / "run").exists()
+
+
+def test_training_refuses_walls_without_velocity(store, tmp_path):
+    with pytest.raises(ValueError, match=r"lower-walls acts on velocity_x, .* not among the targets height, slope"):
+        train_run(changed(RECIPE, ["task.boundary=lower-walls"]), store, Run(tmp_path / "run"))
+    job.refuse_without_effect(recipe_of("smoke3d"))
+
+
+def test_recipes_and_suites_have_no_settings_without_effect():
+    for recipe in (*RECIPES.values(), *(row for rows in SUITES.values() for row in rows().values())):
+        job.refuse_without_effect(recipe)
+
+
+def test_runs_with_settings_without_effect_are_read_and_resumed(store, tmp_path, monkeypatch):
+    """Earlier versions accepted them."""
+    recipe = changed(RECIPE, ["train.calls=2", "task.boundary=lower-walls"])
+    with monkeypatch.context() as earlier:
+        earlier.setattr(job, "refuse_without_effect", lambda recipe: None)
+        train_run(recipe, store, Run(tmp_path / "run"), stop=lambda: True)
+    assert not Run(tmp_path / "run").finished
+    resume_run(Run(tmp_path / "run"))
+    assert Run(tmp_path / "run").finished and evaluate_run(Run(tmp_path / "run"))
+    train_run(RECIPE, store, Run(tmp_path / "plain"))
+    first, second = (read_tensors(Run(tmp_path / name).weights)[0] for name in ("run", "plain"))
+    assert all(torch.equal(first[name], second[name]) for name in second)
 
 
 def test_resumed_run_records_a_missing_domain(store, tmp_path):

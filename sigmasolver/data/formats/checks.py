@@ -1,11 +1,12 @@
 """Check foreign values that are converted to the dtype of a store.
 
 Non-finite values and underflow to zero are stored and reported; overflow raises ValueError. Reports name the field,
-trajectory and frame.
+trajectory and frame. A field that varies little around a large value is reported too.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -14,7 +15,54 @@ import numpy as np
 from sigmasolver.data.formats.finite import label
 from sigmasolver.data.header import DTYPES, Header
 
-__all__ = ["ValueChecks"]
+__all__ = ["FieldRanges", "ValueChecks"]
+
+MIN_RELATIVE_RANGE = 1e-4
+"""A range below this fraction of the largest magnitude is poorly resolved in float32, which has some 1000 values in it.
+"""
+
+
+class FieldRanges:
+    """Smallest and largest finite value of each field, before any conversion."""
+
+    def __init__(self, header: Header) -> None:
+        self.header = header
+        fields = len(header.layout.fields)
+        self.low, self.high = [math.inf] * fields, [-math.inf] * fields
+
+    def add(self, block: np.ndarray) -> None:
+        """Add a block `(..., fields)`."""
+        for field in range(block.shape[-1]):
+            values = block[..., field]
+            low, high = values.min(), values.max()
+            if not (np.isfinite(low) and np.isfinite(high)):
+                finite = values[np.isfinite(values)]
+                if not finite.size:
+                    continue
+                low, high = finite.min(), finite.max()
+            self.low[field] = min(self.low[field], float(low))
+            self.high[field] = max(self.high[field], float(high))
+
+    def problem(self, field: int) -> str | None:
+        """One sentence if the store does not resolve the variation of this field; None for a constant field."""
+        low, high = self.low[field], self.high[field]
+        if not low < high:
+            return None
+        name, dtype = self.header.layout.fields[field], self.header.dtype
+        with np.errstate(over="ignore", under="ignore"):
+            smallest, largest = np.array((low, high)).astype(DTYPES[dtype])
+        if smallest == largest != 0:  # values that become zero are reported as such
+            return (
+                f"{name} varies from {low:.12g} to {high:.12g}, which {dtype} stores as a constant; subtract an offset "
+                "from it, or rescale it."
+            )
+        relative = (high - low) / max(abs(low), abs(high))
+        if relative < MIN_RELATIVE_RANGE:
+            return (
+                f"{name} varies by only {relative:.1g} of its magnitude, which {dtype} resolves poorly; subtract a "
+                "constant from it."
+            )
+        return None
 
 
 @dataclass
@@ -34,6 +82,7 @@ class ValueChecks:
         """Indices of trajectories with non-finite values."""
         self.nonfinite: dict[int, _Occurrences] = {}
         self.underflowed: dict[int, _Occurrences] = {}
+        self.ranges = FieldRanges(header)
 
     def convert(self, start: int, block: np.ndarray) -> np.ndarray:
         """Convert `(n, frames, *grid, fields)`, which begins at trajectory `start`, to the dtype of the store."""
@@ -43,7 +92,8 @@ class ValueChecks:
         return stored
 
     def check(self, start: int, block: np.ndarray, stored: np.ndarray) -> None:
-        """Record non-finite and underflowed values; raise ValueError on overflow."""
+        """Record ranges, non-finite and underflowed values; raise ValueError on overflow."""
+        self.ranges.add(block)
         nonfinite = ~np.isfinite(stored)
         if nonfinite.any():
             in_range = nonfinite <= ~np.isfinite(block)
@@ -77,7 +127,8 @@ class ValueChecks:
             f"{values.first}; if this matters, convert the data to other units."
             for field, values in sorted(self.underflowed.items())
         ]
-        return (*nonfinite, *underflowed)
+        unresolved = [problem for field in range(len(fields)) if (problem := self.ranges.problem(field)) is not None]
+        return (*nonfinite, *underflowed, *unresolved)
 
     def _record(self, by_field: dict[int, _Occurrences], start: int, mask: np.ndarray) -> None:
         for field in np.flatnonzero(mask.any(tuple(range(mask.ndim - 1)))).tolist():

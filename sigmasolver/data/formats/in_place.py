@@ -99,12 +99,12 @@ class ForeignReader(Reader):
         """The frames of a trajectory in order, contiguous and in the dtype of a store."""
         frames = self.header.shape[0]
         if self._checked:
-            yield checks.convert(index, self._frames(index, slice(0, frames))[None])
+            yield checks.convert(index, self.unconverted(index, slice(0, frames))[None])
             return
         step = frames if self._ensure_open().frames is None else max(1, _BLOCK * frames // self.header.nbytes)
         for start in range(0, frames, step):
             with np.errstate(over="ignore", under="ignore"):
-                values = self._frames(index, slice(start, min(start + step, frames)))
+                values = self.unconverted(index, slice(start, min(start + step, frames)))
                 yield np.ascontiguousarray(values, dtype=DTYPES[self.header.dtype])
 
     def __len__(self) -> int:
@@ -114,7 +114,7 @@ class ForeignReader(Reader):
         pieces = contiguous(key, self.shape)
         pieces += [(slice(0, size), slice(None)) for size in self.shape[len(pieces) :]]
         (trajectories, _), (frames, _) = pieces[:2]
-        windows = [self._frames(index, frames) for index in range(trajectories.start, trajectories.stop)]
+        windows = [self.unconverted(index, frames) for index in range(trajectories.start, trajectories.stop)]
         values = windows[0][None] if len(windows) == 1 else np.stack(windows)  # a single window is not copied
         values = values[(slice(None), slice(None), *(block for block, _ in pieces[2:]))]
         return values.astype(DTYPES[self.header.dtype], copy=False)[tuple(selection for _, selection in pieces)]
@@ -123,7 +123,8 @@ class ForeignReader(Reader):
         read_fields = self._ensure_open().fields
         return None if read_fields is None else read_fields(index, start, stop, channels)
 
-    def _frames(self, index: int, frames: slice) -> np.ndarray:
+    def unconverted(self, index: int, frames: slice) -> np.ndarray:
+        """Frames of one trajectory in the dtype of the file."""
         foreign = self._ensure_open()
         if foreign.frames is not None:
             return foreign.frames(index, frames.start, frames.stop)

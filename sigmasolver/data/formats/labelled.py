@@ -20,7 +20,7 @@ from typing import Any
 
 import numpy as np
 
-from sigmasolver.data.formats.dimensions import CHANNEL, COUNT, SPACE, TIME, role_of
+from sigmasolver.data.formats.dimensions import CHANNEL, COUNT, SPACE, TIME, is_longitude, role_of
 from sigmasolver.data.formats.metadata import check_strings
 from sigmasolver.data.formats.source import ForeignData, Ranges, listed
 from sigmasolver.data.header import BOUNDARIES
@@ -351,7 +351,8 @@ def _axis(data: Labelled, space: Mapping[str, str], letter: str, notes: list[str
         if dim == dimension
     )
     coordinate = data.variables.get(dimension)
-    if coordinate is not None and coordinate.dims == (dimension,) and coordinate.dtype.kind in "fiu":
+    given = coordinate is not None and coordinate.dims == (dimension,) and coordinate.dtype.kind in "fiu"
+    if coordinate is not None and given:
         values, attributes = coordinate.whole().astype(np.float64), coordinate.attributes
     else:
         values, attributes = np.arange(points, dtype=np.float64), {}
@@ -360,7 +361,7 @@ def _axis(data: Labelled, space: Mapping[str, str], letter: str, notes: list[str
     if decreasing:
         values = values[::-1]
         notes.append(f"{dimension} is decreasing in the file and was reversed.")
-    boundary = _boundary(data, space, letter, attributes, values, notes)
+    boundary = _boundary(data, space, letter, attributes, values if given else values[:0], notes)
     return _Axis(dimension, values, decreasing, boundary, attributes)
 
 
@@ -372,7 +373,8 @@ def _boundary(
     values: np.ndarray,
     notes: list[str],
 ) -> str:
-    """Return periodic, wall or open, from an attribute of the coordinate or of the data set; "" if unspecified."""
+    """Return periodic, wall or open, from an attribute of the coordinate or of the data set, or from the `values` of a
+    longitude, which are empty if the file does not give them; "" if unspecified."""
     dimension = space[letter]
     boundary = attributes.get("boundary")
     for name in (f"boundary_{dimension}", f"boundary_{letter}"):
@@ -387,7 +389,7 @@ def _boundary(
         boundary = parts[0] if len(parts) == 1 else parts[list(space).index(letter)]
     if boundary is None and attributes.get("topology") == "circular":
         boundary = "periodic"
-    if boundary is None and "east" in str(attributes.get("units", "")) and len(values) > 1:
+    if boundary is None and is_longitude(dimension, attributes) and len(values) > 1:
         step = (values[-1] - values[0]) / (len(values) - 1)
         if abs(values[-1] - values[0] + step - 360) < 1e-3 * step:
             notes.append(f"{dimension} covers the full circle: taken as periodic.")

@@ -114,7 +114,9 @@ class ReadOptions:
         return replace(layout, boundary=boundary, units=units, times=times)
 
     def reorder_axes(self, path: Path, arrays: Mapping[str, Array], leading: int) -> dict[str, Array]:
-        """The arrays of a file with their axes in the order of `AXES`; `leading` is 1 if the first must be `count`."""
+        """The arrays of a file with their axes in the order of `AXES` and a boolean mask as 0 and 1; `leading` is 1 if
+        the first axis must be `count`."""
+        arrays = self._with_numeric_mask(arrays)
         if self.axes is None:
             return dict(arrays)
         if not leading and "count" in self.axes:
@@ -140,6 +142,33 @@ class ReadOptions:
             matching = {"fields": next(iter(matching.values()))}
         metadata = {name: array for name, array in arrays.items() if name in METADATA_NAMES and is_list(array)}
         return {**metadata, **matching}
+
+    def _with_numeric_mask(self, arrays: Mapping[str, Array]) -> Mapping[str, Array]:
+        """The arrays with the mask as numbers; raise ValueError if its shape differs from that of every other field."""
+        mask = None if self.mask is None else arrays.get(self.mask)
+        if self.mask is None or mask is None:
+            return arrays
+        if mask.dtype.kind == "b":
+            mask = _as_integers(mask)
+        shapes = {
+            array.shape
+            for name, array in arrays.items()
+            if name != self.mask and array.real and not is_list(array) and (self.fields is None or name in self.fields)
+        }
+        if mask.real and "fields" not in arrays and len(shapes) == 1 and mask.shape not in shapes:
+            (shape,) = shapes
+            raise ValueError(
+                f"The mask {self.mask} has shape {mask.shape}, but the fields have {shape}; save it with that shape, "
+                "repeated along the axes that it lacks (np.broadcast_to)."
+            )
+        return {**arrays, self.mask: mask}
+
+
+def _as_integers(array: Array) -> Array:
+    read_box = array.box
+    box = None if read_box is None else lambda ranges: read_box(ranges).astype(np.uint8)
+    rows = lambda start, stop: array.rows(start, stop).astype(np.uint8)  # noqa: E731
+    return replace(array, dtype=np.dtype(np.uint8), rows=rows, box=box)
 
 
 def _reorder(array: Array, axes: tuple[str, ...], leading: int) -> Array:

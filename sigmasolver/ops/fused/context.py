@@ -17,6 +17,7 @@ from torch.autograd.function import once_differentiable
 
 from sigmasolver.ops.fused import product_dtype, tuning
 from sigmasolver.ops.fused.convolution import RUN, Shape, run_start, to_taps, window_sums
+from sigmasolver.ops.fused.jit import jit
 from sigmasolver.ops.fused.layer_norm import centre_rows, load_channels, norms_backward
 from sigmasolver.ops.fused.stream import load_stream, store_stream
 from sigmasolver.ops.modules import Affine
@@ -25,14 +26,14 @@ from sigmasolver.ops.stream import Residual, split, stream_of
 __all__ = ["add_context"]
 
 
-@triton.jit
+@jit
 def _interleave(four: tl.tuple) -> tl.tensor:
     """Interleave four tensors (n,) to (n, 4): a single store, with one barrier, writes them all."""
     pairs = tl.join(tl.join(four[0], four[2]), tl.join(four[1], four[3]))
     return tl.reshape(pairs, (pairs.shape[0], 4))
 
 
-@triton.jit
+@jit
 def _context(
     H: tl.tensor, H_low: tl.tensor, taps: tl.tensor, conv_bias: tl.tensor, weight0: tl.tensor,
     bias0: tl.tensor, weight1: tl.tensor, bias1: tl.tensor, out: tl.tensor,

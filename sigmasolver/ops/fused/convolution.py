@@ -26,6 +26,7 @@ import triton.language as tl
 from torch.autograd.function import once_differentiable
 
 from sigmasolver.ops.fused import cast_for_products, tuning
+from sigmasolver.ops.fused.jit import jit
 from sigmasolver.ops.fused.reductions import add_at, sum_partials
 from sigmasolver.ops.fused.weight_cache import WeightLayout, arrange
 from sigmasolver.ops.modules import Affine
@@ -37,7 +38,7 @@ RUN = tl.constexpr(4)
 """Consecutive points on the last axis that each lane holds."""
 
 
-@triton.jit
+@jit
 def _shift_index(n: tl.tensor, by: tl.tensor, size: tl.tensor, CIRCULAR: tl.constexpr) -> tuple[tl.tensor, tl.tensor]:
     """Index n + by and whether it is inside the grid; more than one period away counts as outside."""
     shifted = n + by
@@ -46,7 +47,7 @@ def _shift_index(n: tl.tensor, by: tl.tensor, size: tl.tensor, CIRCULAR: tl.cons
     return shifted, (shifted >= 0) & (shifted < size)
 
 
-@triton.jit
+@jit
 def run_start(
     p: tl.tensor, tile: tl.tensor, tiles_z: tl.tensor, TILE_LINES: tl.constexpr, TILE_RUNS: tl.constexpr
 ) -> tuple[tl.tensor, tl.tensor]:
@@ -54,7 +55,7 @@ def run_start(
     return (tile // tiles_z) * TILE_LINES + p // TILE_RUNS, ((tile % tiles_z) * TILE_RUNS + p % TILE_RUNS) * RUN
 
 
-@triton.jit
+@jit
 def window_sums(
     x0: tl.tensor, x1: tl.tensor, taps0: tl.tensor, taps1: tl.tensor,
     batch: tl.tensor, x: tl.tensor, y: tl.tensor, z: tl.tensor, c: tl.tensor,
@@ -103,7 +104,7 @@ def window_sums(
     return first, second
 
 
-@triton.jit
+@jit
 def _convolve(
     x0: tl.tensor, x1: tl.tensor, taps0: tl.tensor, taps1: tl.tensor,
     bias0: tl.tensor, bias1: tl.tensor, y0: tl.tensor, y1: tl.tensor,
@@ -141,7 +142,7 @@ def _convolve(
             tl.store(y1 + offsets, out1.to(y1.dtype.element_ty), mask=keep)
 
 
-@triton.jit
+@jit
 def _weight_gradient(
     x: tl.tensor, dy0: tl.tensor, dy1: tl.tensor, sums: tl.tensor,
     batch_size: tl.tensor,
@@ -206,7 +207,7 @@ def _weight_gradient(
             tl.store(sums + CHANNELS + bias_offsets, tl.sum(bias1, axis=0), mask=keep_channels)
 
 
-@triton.jit
+@jit
 def _gradients(
     dy: tl.tensor, x: tl.tensor, taps: tl.tensor, dx: tl.tensor, sums: tl.tensor,
     points_x: tl.tensor, points_y: tl.tensor, points_z: tl.tensor, channels: tl.tensor, tiles_z: tl.tensor,

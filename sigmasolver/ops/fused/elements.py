@@ -24,12 +24,13 @@ import triton.language as tl
 from torch.autograd.function import once_differentiable
 
 from sigmasolver.ops.fused import product_dtype, tuning
+from sigmasolver.ops.fused.jit import jit
 from sigmasolver.ops.fused.reductions import sum_partials
 
 __all__ = ["heads_of_elements", "windows"]
 
 
-@triton.jit
+@jit
 def _windows(
     x: tl.tensor, out: tl.tensor,
     total: tl.tensor, elements: tl.tensor, nodes_along: tl.tensor, after: tl.tensor, channels: tl.tensor,
@@ -51,7 +52,7 @@ def _windows(
     tl.store(out + offsets, v.to(out.dtype.element_ty), mask=offsets < total)
 
 
-@triton.jit
+@jit
 def _windows_backward(
     dout: tl.tensor, dx: tl.tensor,
     total: tl.tensor, elements: tl.tensor, nodes_along: tl.tensor, after: tl.tensor, channels: tl.tensor,
@@ -110,7 +111,7 @@ def windows(x: torch.Tensor, axis: int, m: int) -> torch.Tensor:
     return _Windows.apply(x.contiguous(), axis, m, product_dtype(x, x.dtype))
 
 
-@triton.jit
+@jit
 def _node_offsets(
     e: tl.tensor, p: tl.tensor,
     elements_y: tl.tensor, elements_z: tl.tensor, nodes_x: tl.tensor, nodes_y: tl.tensor, nodes_z: tl.tensor,
@@ -122,7 +123,7 @@ def _node_offsets(
     return (ex * nodes_x + px) * stride_x + (ey * nodes_y + py) * stride_y + (ez * nodes_z + pz) * stride_z
 
 
-@triton.jit
+@jit
 def _normalised(
     f: tl.tensor, g: tl.tensor, b: tl.tensor, k: tl.tensor, keep: tl.tensor,
     EPS: tl.constexpr, HALF: tl.constexpr, COUNT: tl.constexpr,
@@ -136,7 +137,7 @@ def _normalised(
     return f * r, g * r, r
 
 
-@triton.jit
+@jit
 def _heads(
     x: tl.tensor, b: tl.tensor, w: tl.tensor, table: tl.tensor, out: tl.tensor,
     elements: tl.tensor, elements_y: tl.tensor, elements_z: tl.tensor,
@@ -179,7 +180,7 @@ def _heads(
     tl.store(out + offsets + HALF, g.to(out.dtype.element_ty), mask=keep)
 
 
-@triton.jit
+@jit
 def _heads_backward(
     x: tl.tensor, b: tl.tensor, w: tl.tensor, table: tl.tensor, dout: tl.tensor, dx: tl.tensor, sums: tl.tensor,
     batch_size: tl.tensor, elements: tl.tensor, elements_y: tl.tensor, elements_z: tl.tensor,

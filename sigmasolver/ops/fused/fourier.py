@@ -24,6 +24,7 @@ from torch.autograd.function import once_differentiable
 
 from sigmasolver.ops.fourier_bases import analysis_basis, available_modes, synthesis_basis
 from sigmasolver.ops.fused import cast_for_products, dot_precision, rows_of, tuning
+from sigmasolver.ops.fused.jit import jit
 from sigmasolver.ops.fused.reductions import sum_partials
 from sigmasolver.ops.fused.tuning import tile_size
 from sigmasolver.ops.side_streams import on_side_stream
@@ -31,7 +32,7 @@ from sigmasolver.ops.side_streams import on_side_stream
 __all__ = ["axis_fourier"]
 
 
-@triton.jit
+@jit
 def _thin(
     basis: tl.tensor, x: tl.tensor, y: tl.tensor,
     rows_out: tl.tensor, rows_in: tl.tensor, columns: tl.tensor, tiles_across: tl.tensor,
@@ -67,7 +68,7 @@ def _thin(
     tl.store(target, acc.to(y.dtype.element_ty), mask=keep)
 
 
-@triton.jit
+@jit
 def _load_complex(
     w: tl.tensor,
     first: tl.tensor, second: tl.tensor, rows: tl.tensor,
@@ -81,7 +82,7 @@ def _load_complex(
     return tl.split(tl.reshape(pairs, (first.shape[0], TILE_COLUMNS, 2)))
 
 
-@triton.jit
+@jit
 def _mix(
     x: tl.tensor, w: tl.tensor, y: tl.tensor,
     lines: tl.tensor, modes: tl.tensor, after: tl.tensor, channels_in: tl.tensor, channels_out: tl.tensor,
@@ -117,7 +118,7 @@ def _mix(
     tl.store(y + (real_line + after)[:, None] * channels_out + o[None, :], imaginary.to(y.dtype.element_ty), mask=keep)
 
 
-@triton.jit
+@jit
 def _mix_gradient(
     x: tl.tensor, g: tl.tensor, sums: tl.tensor,
     lines: tl.tensor, modes: tl.tensor, after: tl.tensor, channels_in: tl.tensor, channels_out: tl.tensor,

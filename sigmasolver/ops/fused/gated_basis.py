@@ -20,11 +20,11 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-import triton
 import triton.language as tl
 from torch.autograd.function import once_differentiable
 
 from sigmasolver.ops.fused import tuning
+from sigmasolver.ops.fused.jit import jit
 from sigmasolver.ops.fused.slices import (
     LN2,
     Sizes,
@@ -41,14 +41,14 @@ from sigmasolver.ops.modules import SliceMap
 __all__ = ["gather", "spread"]
 
 
-@triton.jit
+@jit
 def _load_basis(Phi: tl.tensor, n: tl.tensor, m: tl.tensor, points: tl.tensor, SLICES: tl.constexpr) -> tl.tensor:
     """A tile (TILE_POINTS, TILE_SLICES) of Phi (N, M) in float32; 0 beyond the last point."""
     keep = (n[:, None] < points) & (m[None, :] < SLICES)
     return tl.load(Phi + n[:, None] * SLICES + m[None, :], mask=keep, other=0.0).to(tl.float32)
 
 
-@triton.jit
+@jit
 def _through(
     R: tl.tensor, F: tl.tensor, Phi: tl.tensor, W: tl.tensor,
     b: tl.tensor, tau: tl.tensor, Z: tl.tensor, out: tl.tensor,
@@ -86,7 +86,7 @@ def _through(
         tl.store(target + d[None, :], acc, mask=(m[:, None] < SLICES) & (d[None, :] < HEAD_WIDTH))
 
 
-@triton.jit
+@jit
 def _through_backward(
     R: tl.tensor, A: tl.tensor, Phi: tl.tensor, W: tl.tensor, b: tl.tensor,
     tau: tl.tensor, Z: tl.tensor, dR: tl.tensor, dA: tl.tensor, sums: tl.tensor,

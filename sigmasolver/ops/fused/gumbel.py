@@ -18,12 +18,13 @@ import triton.language as tl
 from torch.autograd.function import once_differentiable
 
 from sigmasolver.ops.fused import tuning
+from sigmasolver.ops.fused.jit import jit
 from sigmasolver.ops.softmax import TINY
 
 __all__ = ["gumbel_softmax"]
 
 
-@triton.jit
+@jit
 def _noisy_softmax(
     s: tl.tensor, u: tl.tensor, t: tl.tensor,
     rows: tl.tensor, SLICES: tl.constexpr, TINY: tl.constexpr, TILE_ROWS: tl.constexpr, TILE_SLICES: tl.constexpr,
@@ -42,7 +43,7 @@ def _noisy_softmax(
     return tl.where(m[None, :] < SLICES, x, 0.0), e / tl.sum(e, axis=1)[:, None], inverse_t, n, offsets, keep
 
 
-@triton.jit
+@jit
 def _gumbel_forward(
     s: tl.tensor, u: tl.tensor, t: tl.tensor, P: tl.tensor,
     rows: tl.tensor, SLICES: tl.constexpr, TINY: tl.constexpr, TILE_ROWS: tl.constexpr, TILE_SLICES: tl.constexpr,
@@ -52,7 +53,7 @@ def _gumbel_forward(
     tl.store(P + offsets, p.to(P.dtype.element_ty), mask=keep)
 
 
-@triton.jit
+@jit
 def _gumbel_backward(
     s: tl.tensor, u: tl.tensor, t: tl.tensor, dP: tl.tensor, ds: tl.tensor, dt: tl.tensor,
     rows: tl.tensor, SLICES: tl.constexpr, TINY: tl.constexpr, TILE_ROWS: tl.constexpr, TILE_SLICES: tl.constexpr,

@@ -19,13 +19,14 @@ import triton.language as tl
 from torch.autograd.function import once_differentiable
 
 from sigmasolver.ops.fused import product_dtype, rows_of, tuning
+from sigmasolver.ops.fused.jit import jit
 from sigmasolver.ops.fused.reductions import sum_partials
 from sigmasolver.ops.side_streams import on_side_stream
 
 __all__ = ["centre_rows", "layer_norm", "load_channels", "norm_gradient", "normalise_rows", "norms_backward"]
 
 
-@triton.jit
+@jit
 def centre_rows(
     x: tl.tensor, keep: tl.tensor, EPS: tl.constexpr, CHANNELS: tl.constexpr
 ) -> tuple[tl.tensor, tl.tensor, tl.tensor]:
@@ -40,7 +41,7 @@ def centre_rows(
     return x, mean, tl.rsqrt(tl.sum(x * x, axis=1) / CHANNELS + EPS)
 
 
-@triton.jit
+@jit
 def normalise_rows(
     x: tl.tensor, w: tl.tensor, b: tl.tensor, c: tl.tensor, keep: tl.tensor, EPS: tl.constexpr, CHANNELS: tl.constexpr
 ) -> tuple[tl.tensor, tl.tensor, tl.tensor]:
@@ -50,20 +51,20 @@ def normalise_rows(
     return x * r[:, None] * weight[None, :] + bias[None, :], mean, r
 
 
-@triton.jit
+@jit
 def norm_gradient(g: tl.tensor, hat: tl.tensor, r: tl.tensor, CHANNELS: tl.constexpr) -> tl.tensor:
     """dx = r (g - mean(g) - hat mean(g hat)) with g = w dy; g and hat (points, channels) are 0 beyond CHANNELS."""
     mean, projection = tl.sum(g, axis=1) / CHANNELS, tl.sum(g * hat, axis=1) / CHANNELS
     return (g - mean[:, None] - hat * projection[:, None]) * r[:, None]
 
 
-@triton.jit
+@jit
 def load_channels(x: tl.tensor, c: tl.tensor, CHANNELS: tl.constexpr) -> tl.tensor:
     """Channels c of x (C,) in float32, 0 beyond CHANNELS."""
     return tl.load(x + c, mask=c < CHANNELS, other=0.0).to(tl.float32)
 
 
-@triton.jit
+@jit
 def _norm_forward(
     x: tl.tensor, w: tl.tensor, b: tl.tensor, y: tl.tensor, mean: tl.tensor, r: tl.tensor,
     points: tl.tensor, row_stride: tl.tensor, EPS: tl.constexpr,
@@ -80,7 +81,7 @@ def _norm_forward(
     tl.store(r + n, s, mask=n < points)
 
 
-@triton.jit
+@jit
 def _norm_backward(
     x: tl.tensor, w0: tl.tensor, w1: tl.tensor, dy0: tl.tensor, dy1: tl.tensor,
     mean: tl.tensor, r: tl.tensor, more: tl.tensor, dx: tl.tensor, sums: tl.tensor,

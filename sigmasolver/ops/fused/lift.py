@@ -23,6 +23,7 @@ import triton.language as tl
 from torch.autograd.function import once_differentiable
 
 from sigmasolver.ops.fused import dot_precision, gpu_class, multiprocessors, product_dtype, tuning
+from sigmasolver.ops.fused.jit import jit
 from sigmasolver.ops.fused.linear import product
 from sigmasolver.ops.fused.reductions import column_sums
 from sigmasolver.ops.fused.stream import store_stream
@@ -35,7 +36,7 @@ from sigmasolver.ops.stream import LOW_PRECISION, Residual, stream_of
 __all__ = ["lift"]
 
 
-@triton.jit
+@jit
 def _load_fields(
     x: tl.tensor, n: tl.tensor, points: tl.tensor, FIELDS: tl.constexpr, TILE_FIELDS: tl.constexpr
 ) -> tl.tensor:
@@ -45,7 +46,7 @@ def _load_fields(
     return tl.load(x + n.to(tl.int64)[:, None] * FIELDS + q[None, :], mask=keep, other=0.0)
 
 
-@triton.jit
+@jit
 def _normal_cdf(h: tl.tensor) -> tuple[tl.tensor, tl.tensor]:
     """CDF of the standard normal distribution, to 1e-7, and its density times sqrt(2 pi).
 
@@ -60,7 +61,7 @@ def _normal_cdf(h: tl.tensor) -> tuple[tl.tensor, tl.tensor]:
     return tl.where(h < 0, tail, 1 - tail), density
 
 
-@triton.jit
+@jit
 def _inner(
     fields: tl.tensor, W_x: tl.tensor, pre: tl.tensor, b1: tl.tensor,
     n: tl.tensor, f: tl.tensor, points: tl.tensor, grid_points: tl.tensor, INNER: tl.constexpr, PRECISION: tl.constexpr,
@@ -74,7 +75,7 @@ def _inner(
     return h
 
 
-@triton.jit
+@jit
 def _lift_forward(
     x: tl.tensor, pre: tl.tensor, W_x: tl.tensor, b1: tl.tensor, W2: tl.tensor,
     b2: tl.tensor, offset: tl.tensor, out: tl.tensor, out_low: tl.tensor,
@@ -104,7 +105,7 @@ def _lift_forward(
     store_stream(out, out_low, n.to(tl.int64)[:, None] * CHANNELS + c[None, :], acc, keep, TWO_PARTS)
 
 
-@triton.jit
+@jit
 def _lift_backward(
     x: tl.tensor, pre: tl.tensor, W_x: tl.tensor, b1: tl.tensor,
     W2: tl.tensor, dH: tl.tensor, g: tl.tensor, dh: tl.tensor,

@@ -20,6 +20,7 @@ from torch.autograd.function import once_differentiable
 
 from sigmasolver.ops.dispatch import exceeded, prefers
 from sigmasolver.ops.fused import cast_for_products, dot_precision, multiprocessors, tuning
+from sigmasolver.ops.fused.jit import jit
 from sigmasolver.ops.fused.reductions import column_sums, sum_partials
 from sigmasolver.ops.fused.tuning import tile_size
 from sigmasolver.ops.fused.weight_cache import cast_weight
@@ -35,7 +36,7 @@ def product(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
     return torch.mm(a, b, out_dtype=torch.float32)
 
 
-@triton.jit
+@jit
 def _map_gradients(
     dy: tl.tensor, x: tl.tensor, sums: tl.tensor,
     points: tl.tensor, row_stride: tl.tensor, CHANNELS_IN: tl.constexpr, CHANNELS_OUT: tl.constexpr,

@@ -25,6 +25,7 @@ import triton.language as tl
 from torch.autograd.function import once_differentiable
 
 from sigmasolver.ops.fused import dot_precision, product_dtype, tuning
+from sigmasolver.ops.fused.jit import jit
 from sigmasolver.ops.fused.layer_norm import centre_rows, load_channels, norm_gradient, normalise_rows
 from sigmasolver.ops.fused.linear import product
 from sigmasolver.ops.fused.reductions import sum_partials
@@ -38,7 +39,7 @@ from sigmasolver.ops.stream import Residual, split, stream_of
 __all__ = ["add_mixing"]
 
 
-@triton.jit
+@jit
 def _branch_pointers(
     s0: tl.tensor, s1: tl.tensor, n: tl.tensor, c: tl.tensor, CHANNELS: tl.constexpr, EVEN: tl.constexpr
 ) -> tl.tensor:
@@ -51,7 +52,7 @@ def _branch_pointers(
     return pointers
 
 
-@triton.jit
+@jit
 def _load_joined(
     H: tl.tensor, H_low: tl.tensor, s0: tl.tensor, s1: tl.tensor,
     n: tl.tensor, c: tl.tensor, keep: tl.tensor, CHANNELS: tl.constexpr,
@@ -66,7 +67,7 @@ def _load_joined(
     return x
 
 
-@triton.jit
+@jit
 def _store_normed(
     saved: tl.tensor, y: tl.tensor,
     n: tl.tensor, c: tl.tensor, keep: tl.tensor, rows: tl.tensor, CHANNELS: tl.constexpr,
@@ -78,7 +79,7 @@ def _store_normed(
     tl.store(saved + n * (CHANNELS + EXTRA) + CHANNELS + e, extra, mask=(n < rows) & (e < EXTRA))
 
 
-@triton.jit
+@jit
 def _mixing_forward(
     H: tl.tensor, H_low: tl.tensor, s0: tl.tensor, s1: tl.tensor, w: tl.tensor, b: tl.tensor, W_in: tl.tensor,
     b_in: tl.tensor, W_out: tl.tensor, b_out: tl.tensor, out: tl.tensor, out_low: tl.tensor, saved: tl.tensor,
@@ -119,7 +120,7 @@ def _mixing_forward(
     store_stream(out + first * CHANNELS, out_low + first * CHANNELS, n * CHANNELS + c[None, :], acc, keep, TWO_PARTS)
 
 
-@triton.jit
+@jit
 def _join_norm(
     H: tl.tensor, H_low: tl.tensor, s0: tl.tensor, s1: tl.tensor, w: tl.tensor, b: tl.tensor, saved: tl.tensor,
     points: tl.tensor, EPS: tl.constexpr,
@@ -135,7 +136,7 @@ def _join_norm(
     _store_normed(saved, y, n, c[None, :], keep, points, CHANNELS)
 
 
-@triton.jit
+@jit
 def _join_add(
     H: tl.tensor, H_low: tl.tensor, s0: tl.tensor, s1: tl.tensor,
     mixed: tl.tensor, bias: tl.tensor, out: tl.tensor, out_low: tl.tensor,
@@ -153,7 +154,7 @@ def _join_add(
     store_stream(out, out_low, n * CHANNELS + c[None, :], total, keep, TWO_PARTS)
 
 
-@triton.jit
+@jit
 def _join_backward(
     H: tl.tensor, H_low: tl.tensor, s0: tl.tensor, s1: tl.tensor, w: tl.tensor, b: tl.tensor,
     dy: tl.tensor, dout: tl.tensor, dx: tl.tensor, ds0: tl.tensor, ds1: tl.tensor, sums: tl.tensor,

@@ -5,13 +5,14 @@ Kept apart from `weight_cache` and `adamw`, which must import without Triton.
 
 from __future__ import annotations
 
-import triton
 import triton.language as tl
+
+from sigmasolver.ops.fused.jit import jit
 
 __all__ = ["adamw_step", "arrange_weights"]
 
 
-@triton.jit
+@jit
 def arrange_weights(table: tl.tensor, PIECE: tl.constexpr, TABLE_COLUMNS: tl.constexpr) -> None:
     """to[i across + j along] = weight[i, j] for up to PIECE elements of a weight (I, J), cast to the dtype of `to`.
 
@@ -31,7 +32,7 @@ def arrange_weights(table: tl.tensor, PIECE: tl.constexpr, TABLE_COLUMNS: tl.con
         tl.store(tl.load(row + 1).to(tl.pointer_type(tl.bfloat16)) + offsets, value.to(tl.bfloat16), mask=keep)
 
 
-@triton.jit
+@jit
 def adamw_step(
     table: tl.tensor, learning_rate: tl.tensor,
     BETA1: tl.constexpr, BETA2: tl.constexpr, LOG_BETA1: tl.constexpr, LOG_BETA2: tl.constexpr,

@@ -19,6 +19,7 @@ import triton.language as tl
 from torch.autograd.function import once_differentiable
 
 from sigmasolver.ops.fused import tuning
+from sigmasolver.ops.fused.jit import jit
 from sigmasolver.ops.fused.layer_norm import centre_rows, load_channels, norm_gradient
 from sigmasolver.ops.fused.reductions import add_at, sum_partials
 from sigmasolver.ops.fused.stream import load_stream
@@ -29,7 +30,7 @@ from sigmasolver.ops.stream import Residual, split
 __all__ = ["readout"]
 
 
-@triton.jit
+@jit
 def _load_normalised(
     H: tl.tensor, H_low: tl.tensor,
     n: tl.tensor, c: tl.tensor, points: tl.tensor, EPS: tl.constexpr, CHANNELS: tl.constexpr, TWO_PARTS: tl.constexpr,
@@ -41,7 +42,7 @@ def _load_normalised(
     return x * r[:, None], r
 
 
-@triton.jit
+@jit
 def _read(
     H: tl.tensor, H_low: tl.tensor, w: tl.tensor, v: tl.tensor, W: tl.tensor, b: tl.tensor, u: tl.tensor,
     points: tl.tensor, EPS: tl.constexpr,
@@ -57,7 +58,7 @@ def _read(
         tl.store(u + n.to(tl.int64) * FIELDS + o, out.to(u.dtype.element_ty), mask=n < points)
 
 
-@triton.jit
+@jit
 def _read_backward(
     H: tl.tensor, w: tl.tensor, W: tl.tensor, du: tl.tensor, dH: tl.tensor, sums: tl.tensor,
     points: tl.tensor, EPS: tl.constexpr,

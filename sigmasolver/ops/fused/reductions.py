@@ -10,23 +10,24 @@ import triton
 import triton.language as tl
 
 from sigmasolver.ops.fused import tuning
+from sigmasolver.ops.fused.jit import jit
 
 __all__ = ["add_at", "column_sums", "replace_at", "sum_partials"]
 
 
-@triton.jit
+@jit
 def replace_at(tensors: tl.tuple, i: tl.constexpr, new: tl.tensor) -> tl.tuple:
     """A tuple of tensors with the i-th element replaced by `new`."""
     return tensors[:i] + (new,) + tensors[i + 1 :]  # noqa: RUF005, Triton does not support unpacking
 
 
-@triton.jit
+@jit
 def add_at(tensors: tl.tuple, i: tl.constexpr, more: tl.tensor) -> tl.tuple:
     """A tuple of tensors with `more` added to the i-th element."""
     return replace_at(tensors, i, tensors[i] + more)
 
 
-@triton.jit
+@jit
 def _column_sums(
     x: tl.tensor, sums: tl.tensor,
     rows: tl.tensor, columns: tl.tensor, TILE_ROWS: tl.constexpr, TILE_COLUMNS: tl.constexpr, CHUNK: tl.constexpr,
@@ -41,7 +42,7 @@ def _column_sums(
     tl.store(sums + chunk * columns + c, tl.sum(total, axis=0), mask=c < columns)
 
 
-@triton.jit
+@jit
 def _fold(
     partials: tl.tensor, sums: tl.tensor,
     rows: tl.tensor, columns: tl.tensor, TILE_ROWS: tl.constexpr, TILE_COLUMNS: tl.constexpr,

@@ -10,20 +10,21 @@ Letters: M slices, D head width, the channels of a head.
 
 from __future__ import annotations
 
-import triton
 import triton.language as tl
+
+from sigmasolver.ops.fused.jit import jit
 
 __all__ = ["update", "update_backward"]
 
 
-@triton.jit
+@jit
 def _load_transposed(w: tl.tensor, d: tl.tensor, HEAD_WIDTH: tl.constexpr) -> tl.tensor:
     """A weight (out, in) as (in, out) in float32."""
     w_mask = (d[:, None] < HEAD_WIDTH) & (d[None, :] < HEAD_WIDTH)
     return tl.load(w + d[None, :] * HEAD_WIDTH + d[:, None], mask=w_mask, other=0.0).to(tl.float32)
 
 
-@triton.jit
+@jit
 def _attend(
     z: tl.tensor, wq: tl.tensor, wk: tl.tensor, wv: tl.tensor,
     d: tl.tensor, m: tl.tensor, HEAD_WIDTH: tl.constexpr, SLICES: tl.constexpr, ROOT: tl.constexpr,
@@ -38,7 +39,7 @@ def _attend(
     return q, k, v, e / tl.sum(e, axis=1)[:, None]
 
 
-@triton.jit
+@jit
 def update(
     partials: tl.tensor, wq: tl.tensor, wk: tl.tensor, wv: tl.tensor,
     gamma: tl.tensor, Z: tl.tensor, mass: tl.tensor, new: tl.tensor,
@@ -74,7 +75,7 @@ def update(
     tl.store(new + offsets, out, mask=inside)
 
 
-@triton.jit
+@jit
 def update_backward(
     partials: tl.tensor, wq: tl.tensor, wk: tl.tensor, wv: tl.tensor, gamma: tl.tensor,
     Z: tl.tensor, mass: tl.tensor, G: tl.tensor, g: tl.tensor, sums: tl.tensor,

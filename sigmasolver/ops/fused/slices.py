@@ -33,6 +33,7 @@ import triton.language as tl
 from torch.autograd.function import once_differentiable
 
 from sigmasolver.ops.fused import dot_precision, rows_of, tuning
+from sigmasolver.ops.fused.jit import jit
 from sigmasolver.ops.fused.linear import map_gradients
 from sigmasolver.ops.fused.reductions import replace_at, sum_partials
 from sigmasolver.ops.fused.slice_update import update, update_backward
@@ -57,7 +58,7 @@ __all__ = [
 LOG2E, LN2 = tl.constexpr(1.4426950408889634), tl.constexpr(0.6931471805599453)
 
 
-@triton.jit
+@jit
 def load_points(
     X: tl.tensor,
     n: tl.tensor, first: tl.tensor, d: tl.tensor, points: tl.tensor, channels: tl.tensor, WIDTH: tl.constexpr,
@@ -67,7 +68,7 @@ def load_points(
     return tl.load(X + n[:, None] * channels + first + d[None, :], mask=keep, other=0.0)
 
 
-@triton.jit
+@jit
 def load_states(
     Z: tl.tensor, head: tl.tensor, j: tl.constexpr,
     d: tl.tensor, m: tl.tensor, HEAD_WIDTH: tl.constexpr, SLICES: tl.constexpr,
@@ -79,7 +80,7 @@ def load_states(
     return tl.load(Z + (head * SLICES + m[:, None]) * HEAD_WIDTH + channel[None, :], mask=keep, other=0.0)
 
 
-@triton.jit
+@jit
 def load_routing_map(
     W: tl.tensor, b: tl.tensor, inverse_tau: tl.tensor, j: tl.constexpr,
     d: tl.tensor, m: tl.tensor, HEAD_WIDTH: tl.constexpr, SLICES: tl.constexpr,
@@ -90,14 +91,14 @@ def load_routing_map(
     return load_states(W, 0, j, d, m, HEAD_WIDTH, SLICES).to(tl.float32) * scale, bias * scale
 
 
-@triton.jit
+@jit
 def inverse_temperature(tau: tl.tensor, COLDEST: tl.constexpr, HOTTEST: tl.constexpr) -> tl.tensor:
     """1 / tau of the clipped temperature; NaN propagates."""
     clipped = tl.maximum(tl.load(tau).to(tl.float32), COLDEST, propagate_nan=tl.PropagateNan.ALL)
     return 1 / tl.minimum(clipped, HOTTEST, propagate_nan=tl.PropagateNan.ALL)
 
 
-@triton.jit
+@jit
 def slice_softmax(x: tl.tensor, mask: tl.tensor, axis: tl.constexpr, FULL: tl.constexpr) -> tl.tensor:
     """Softmax over the slices with exp2; without FULL, part of the tile is beyond the last slice and is masked."""
     if not FULL:
@@ -107,13 +108,13 @@ def slice_softmax(x: tl.tensor, mask: tl.tensor, axis: tl.constexpr, FULL: tl.co
     return e * tl.expand_dims(root * root, axis)
 
 
-@triton.jit
+@jit
 def first_row(x: tl.tensor) -> tl.tensor:
     """x[0] of x (16, columns), a product with sixteen rows of ones, all of which are equal."""
     return tl.sum(tl.where(tl.arange(0, 16)[:, None] == 0, x, 0.0), axis=0)
 
 
-@triton.jit
+@jit
 def _slice(
     R: tl.tensor, F: tl.tensor, W: tl.tensor, b: tl.tensor, tau: tl.tensor, S: tl.tensor,
     points: tl.tensor, channels: tl.tensor, chunks: tl.tensor,
@@ -165,7 +166,7 @@ def _slice(
             tl.store(target + HEAD_WIDTH + column, masses[j], mask=(m[:, None] < SLICES) & (column == 0))
 
 
-@triton.jit
+@jit
 def _deslice(
     R: tl.tensor, W: tl.tensor, b: tl.tensor, tau: tl.tensor, new: tl.tensor, O: tl.tensor,
     points: tl.tensor, channels: tl.tensor,
@@ -201,7 +202,7 @@ def _deslice(
         tl.store(O + n[:, None] * channels + head * HEAD_WIDTH + d[None, :], o.to(O.dtype.element_ty), mask=keep)
 
 
-@triton.jit
+@jit
 def _backward(
     R: tl.tensor, F: tl.tensor, dO: tl.tensor, W: tl.tensor, b: tl.tensor, tau: tl.tensor, new: tl.tensor,
     G: tl.tensor, g: tl.tensor, dR: tl.tensor, dF: tl.tensor, O: tl.tensor, sums: tl.tensor,

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import triton
 import triton.language as tl
+
+from sigmasolver.ops.fused.jit import jit
 
 __all__ = ["load_stream", "store_stream"]
 
 
-@triton.jit
+@jit
 def load_stream(
     main: tl.tensor, low: tl.tensor, offsets: tl.tensor, keep: tl.tensor, TWO_PARTS: tl.constexpr
 ) -> tl.tensor:
@@ -19,7 +20,7 @@ def load_stream(
     return x
 
 
-@triton.jit
+@jit
 def store_stream(
     main: tl.tensor, low: tl.tensor, offsets: tl.tensor, x: tl.tensor, keep: tl.tensor, TWO_PARTS: tl.constexpr
 ) -> None:

@@ -22,26 +22,27 @@ from torch.autograd.function import once_differentiable
 
 from sigmasolver.ops.dispatch import exceeded, prefers
 from sigmasolver.ops.fused import dot_precision, gpu_class, tuning
+from sigmasolver.ops.fused.jit import jit
 
 __all__ = ["EXTRA", "apply_gate", "fuses_products", "gate_backward", "silu_product", "silu_times"]
 
 EXTRA = tl.constexpr(tuning.EXTRA_CHANNELS)
 
 
-@triton.jit
+@jit
 def _sigmoid(x: tl.tensor) -> tl.tensor:
     """1 / (1 + exp(-x)) with a reciprocal square root: five instructions, against twelve with a division."""
     root = tl.rsqrt(1 + tl.exp2(x * -1.4426950408889634))
     return root * root
 
 
-@triton.jit
+@jit
 def silu_times(gate: tl.tensor, up: tl.tensor) -> tl.tensor:
     """SiLU(gate) up."""
     return gate * up * _sigmoid(gate)
 
 
-@triton.jit
+@jit
 def _gate_gradients(gate: tl.tensor, up: tl.tensor, da: tl.tensor) -> tuple[tl.tensor, tl.tensor, tl.tensor]:
     """a = SiLU(gate) up, dgate, dup."""
     s = _sigmoid(gate)
@@ -49,7 +50,7 @@ def _gate_gradients(gate: tl.tensor, up: tl.tensor, da: tl.tensor) -> tuple[tl.t
     return silu * up, da * up * (s + (silu - silu * s)), da * silu
 
 
-@triton.jit
+@jit
 def _gated(
     inner: tl.tensor, bias: tl.tensor, da: tl.tensor, a: tl.tensor,
     points: tl.tensor, INNER: tl.constexpr, BACKWARD: tl.constexpr, TILE_POINTS: tl.constexpr, TILE_INNER: tl.constexpr,
@@ -75,7 +76,7 @@ def _gated(
     tl.store(a + row * INNER + f[None, :], out.to(a.dtype.element_ty), mask=keep)
 
 
-@triton.jit
+@jit
 def _inner_backward(
     y: tl.tensor, dout: tl.tensor, W_in: tl.tensor, b_in: tl.tensor, W_out: tl.tensor,
     dout_cast: tl.tensor, a: tl.tensor, dinner: tl.tensor, dy: tl.tensor,
@@ -122,7 +123,7 @@ def _inner_backward(
     tl.store(dy + offsets, acc.to(t.dtype), mask=keep)
 
 
-@triton.jit
+@jit
 def _load_gate_up(
     x: tl.tensor, row: tl.tensor, f: tl.tensor, keep: tl.tensor, INNER: tl.constexpr
 ) -> tuple[tl.tensor, tl.tensor]:
@@ -134,7 +135,7 @@ def _load_gate_up(
 
 # The next two kernels compute the sigmoid with a division. `_sigmoid` and `_gate_gradients` round differently: sharing
 # them would change the results of models that train with these kernels.
-@triton.jit
+@jit
 def _silu_forward(
     x: tl.tensor, y: tl.tensor,
     points: tl.tensor, INNER: tl.constexpr, TILE_POINTS: tl.constexpr, TILE_INNER: tl.constexpr,
@@ -149,7 +150,7 @@ def _silu_forward(
     tl.store(y + row * INNER + f[None, :], out.to(y.dtype.element_ty), mask=keep)
 
 
-@triton.jit
+@jit
 def _silu_backward(
     x: tl.tensor, dy: tl.tensor, dx: tl.tensor,
     points: tl.tensor, INNER: tl.constexpr, TILE_POINTS: tl.constexpr, TILE_INNER: tl.constexpr,

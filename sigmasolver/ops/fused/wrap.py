@@ -20,11 +20,12 @@ import triton.language as tl
 from torch.autograd.function import once_differentiable
 
 from sigmasolver.ops.fused import cast_for_products, tuning
+from sigmasolver.ops.fused.jit import jit
 
 __all__ = ["wrap"]
 
 
-@triton.jit
+@jit
 def _wrap(
     x: tl.tensor, y: tl.tensor,
     points: tl.tensor, points_x: tl.tensor, points_y: tl.tensor, points_z: tl.tensor,
@@ -45,7 +46,7 @@ def _wrap(
     tl.store(y + batch * points * CHANNELS + j[:, None] * CHANNELS + c[None, :], v, mask=keep)
 
 
-@triton.jit
+@jit
 def _wrap_backward(
     dy: tl.tensor, dx: tl.tensor,
     points: tl.tensor, points_x: tl.tensor, points_y: tl.tensor, points_z: tl.tensor,

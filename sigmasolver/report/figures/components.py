@@ -36,7 +36,7 @@ COMPONENTS = diagnosed(
     *(f"{metric}_{scale}" for metric in LINES for scale in SCALES),
     *(metric.format(*crossing) for metric in BARS for crossing in CROSSINGS),
     *RADII,
-    hint="; steady tasks have none: omit the run",
+    hint="; steady tasks and data with a solid have none: omit the run",
 )
 
 

@@ -354,9 +354,7 @@ def _write_file(out: Path, frames: np.ndarray, header: Header) -> None:
 def _metadata(header: Header) -> dict[str, Any]:
     """The metadata of an .npz, under the names that are read from a user's own arrays."""
     layout = header.layout
-    words = {"names": layout.fields, "units": layout.units, "boundary": layout.boundary}
-    if layout.axis_names != tuple("xyz"[: len(layout.coordinates)]):
-        words["axes"] = layout.axis_names
+    words = {"names": layout.fields, "units": layout.units, "boundary": layout.boundary, "axes": layout.axis_names}
     times = {"times" if name == "t" else name: values for name, values in header.axes().items()}
     return {name: np.array(values) for name, values in words.items()} | times
 

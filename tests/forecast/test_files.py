@@ -309,6 +309,20 @@ def test_forecast_fills_the_solid_of_every_container(masked, tmp_path, count):
         forecast_file(folder / "run", tmp_path / "half.npy", 3, tmp_path / "out.npy", CPU)
 
 
+@pytest.mark.parametrize("suffix", [".npz", ".h5"])
+def test_forecast_of_a_run_with_permuted_axes_can_be_continued(workdir, raw, tmp_path, suffix):
+    """Files of the run have the axes (y, x), a forecast (x, y)."""
+    np.save(tmp_path / "a.npy", raw.swapaxes(2, 3))
+    options = ReadOptions(fields=BOTH, axes=("count", "time", "y", "x", "field"))
+    recipe = Recipe(replace(FULL, inputs=BOTH, targets=BOTH), MODEL, PLAN)
+    train_run(recipe, open_data(tmp_path / "a.npy", options), Run(tmp_path / "run"))
+    for start, steps, out in (("a.npy", 5, "all"), ("a.npy", 2, "first"), (f"first{suffix}", 3, "rest")):
+        forecast_file(tmp_path / "run", tmp_path / start, steps, tmp_path / f"{out}{suffix}", CPU)
+    with open_data(tmp_path / f"all{suffix}") as whole, open_data(tmp_path / f"rest{suffix}") as rest:
+        np.testing.assert_array_equal(whole[:], rollout_each(tmp_path / "run", raw[:, -2:], 5))
+        np.testing.assert_array_equal(rest[:], whole[:, 2:])
+
+
 # --- a steady run: every case is one frame
 
 

@@ -85,6 +85,8 @@ class _Axis:
 
     dimension: str
     points: np.ndarray
+    stored: bool
+    """Whether the points are in the file."""
     decreasing: bool
     boundary: str
     attributes: Mapping[str, Any]
@@ -135,10 +137,15 @@ def as_trajectories(data: Labelled, names: Sequence[str] | None = None, steady: 
     if dropped:
         notes.append(f"Dropped dimensions of size 1: {', '.join(dropped)}.")
     axes = [_axis(data, space, letter, notes) for letter in space]
+    missing = {letter for letter, axis in zip(SPACE, axes, strict=False) if not axis.stored}
     without_boundary = [axis.dimension for axis in axes if not axis.boundary]
     if without_boundary:
         notes.append(f"No boundary given for {', '.join(without_boundary)}: assumed open.")
+        if len(without_boundary) == len(axes):
+            missing.add("boundary")
     times, time_attributes = _times(data, fields, roles, frames, notes)
+    if times is None:
+        missing.add("times")
     readers = [
         _VariableReader(name, _with_labels(variable, roles, data), roles, axes) for name, variable in fields.items()
     ]
@@ -149,11 +156,13 @@ def as_trajectories(data: Labelled, names: Sequence[str] | None = None, steady: 
         units=check_strings(f"The units in {data.path}", [reader.unit for reader in readers for _ in reader.fields]),
         boundary=tuple(axis.boundary or "open" for axis in axes),
         coordinates=tuple(axis.points for axis in axes),
-        times=times,
+        times=np.arange(frames or 1, dtype=np.float64) if times is None else times,
     )
     unitless = [reader.name for reader in readers if "units" not in reader.variable.attributes]
     if unitless:
         notes.append(f"No units given for {listed(unitless)}: assumed dimensionless.")
+        if len(unitless) == len(readers):
+            missing.add("units")
 
     def read_frames(index: int, start: int, stop: int) -> np.ndarray:
         return np.concatenate([reader.read(index, start, stop) for reader in readers], axis=-1)
@@ -169,7 +178,7 @@ def as_trajectories(data: Labelled, names: Sequence[str] | None = None, steady: 
         return [values[reader][..., component] for reader, component in (components[channel] for channel in channels)]
 
     def read(start: int, stop: int) -> np.ndarray:
-        return np.stack([read_frames(index, 0, len(times)) for index in range(start, stop)])
+        return np.stack([read_frames(index, 0, len(layout.times)) for index in range(start, stop)])
 
     return ForeignData(
         layout,
@@ -178,6 +187,7 @@ def as_trajectories(data: Labelled, names: Sequence[str] | None = None, steady: 
         tuple(notes),
         frames=read_frames,
         fields=read_fields,
+        missing=frozenset(missing),
         parameters=_header_parameters(data, readers, axes, time_attributes, frames is not None),
     )
 
@@ -351,7 +361,8 @@ def _axis(data: Labelled, space: Mapping[str, str], letter: str, notes: list[str
         if dim == dimension
     )
     coordinate = data.variables.get(dimension)
-    if coordinate is not None and coordinate.dims == (dimension,) and coordinate.dtype.kind in "fiu":
+    stored = coordinate is not None and coordinate.dims == (dimension,) and coordinate.dtype.kind in "fiu"
+    if coordinate is not None and stored:
         values, attributes = coordinate.whole().astype(np.float64), coordinate.attributes
     else:
         values, attributes = np.arange(points, dtype=np.float64), {}
@@ -361,7 +372,7 @@ def _axis(data: Labelled, space: Mapping[str, str], letter: str, notes: list[str
         values = values[::-1]
         notes.append(f"{dimension} is decreasing in the file and was reversed.")
     boundary = _boundary(data, space, letter, attributes, values, notes)
-    return _Axis(dimension, values, decreasing, boundary, attributes)
+    return _Axis(dimension, values, stored, decreasing, boundary, attributes)
 
 
 def _boundary(
@@ -401,16 +412,16 @@ def _boundary(
 
 def _times(
     data: Labelled, fields: Mapping[str, Variable], roles: Mapping[str, str], frames: int | None, notes: list[str]
-) -> tuple[np.ndarray, Mapping[str, Any]]:
-    """Return the times of the frames and the attributes of the time coordinate."""
+) -> tuple[np.ndarray | None, Mapping[str, Any]]:
+    """Return the times of the frames, None if there are none, and the attributes of the time coordinate."""
     if frames is None:
-        return np.zeros(1), {}
+        return None, {}
     dimension = next(dim for variable in fields.values() for dim in variable.dims if roles[dim] == TIME)
     coordinate = data.variables.get(dimension)
     if coordinate is not None and coordinate.dims == (dimension,) and coordinate.dtype.kind in "fiu":
         return coordinate.whole().astype(np.float64), {"name": dimension, **coordinate.attributes}
     notes.append("No times: assumed 0, 1, 2, ….")
-    return np.arange(frames, dtype=np.float64), {"name": dimension}
+    return None, {"name": dimension}
 
 
 def _header_parameters(

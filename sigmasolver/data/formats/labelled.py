@@ -149,11 +149,15 @@ def as_trajectories(data: Labelled, names: Sequence[str] | None = None, steady: 
     readers = [
         _VariableReader(name, _with_labels(variable, roles, data), roles, axes) for name, variable in fields.items()
     ]
+    # The variable and the component of each field.
+    components = _components(data.path, readers, names)
     layout = Layout(
         fields=check_strings(
-            f"The fields in {data.path}", [name for reader in readers for name in reader.fields], distinct=True
+            f"The fields in {data.path}",
+            [reader.fields[component] for reader, component in components],
+            distinct=True,
         ),
-        units=check_strings(f"The units in {data.path}", [reader.unit for reader in readers for _ in reader.fields]),
+        units=check_strings(f"The units in {data.path}", [reader.unit for reader, _ in components]),
         boundary=tuple(axis.boundary or "open" for axis in axes),
         coordinates=tuple(axis.points for axis in axes),
         times=np.arange(frames or 1, dtype=np.float64) if times is None else times,
@@ -164,11 +168,12 @@ def as_trajectories(data: Labelled, names: Sequence[str] | None = None, steady: 
         if len(unitless) == len(readers):
             missing.add("units")
 
-    def read_frames(index: int, start: int, stop: int) -> np.ndarray:
-        return np.concatenate([reader.read(index, start, stop) for reader in readers], axis=-1)
+    whole = components == _components(data.path, readers, None)
 
-    # The variable and the component of each field.
-    components = [(reader, component) for reader in readers for component in range(len(reader.fields))]
+    def read_frames(index: int, start: int, stop: int) -> np.ndarray:
+        if whole:
+            return np.concatenate([reader.read(index, start, stop) for reader in readers], axis=-1)
+        return np.stack(read_fields(index, start, stop, range(len(components))), axis=-1)
 
     def read_fields(index: int, start: int, stop: int, channels: Sequence[int]) -> list[np.ndarray]:
         values = {
@@ -314,12 +319,32 @@ def _sorted_fields(fields: dict[str, Variable], roles: Mapping[str, str], data: 
 
 
 def _select(path: Path | str, fields: dict[str, Variable], names: Sequence[str] | None) -> dict[str, Variable]:
+    """The variables with these names, or with components of these names (the variable and the component: u_0)."""
     if names is None:
         return fields
+    selected = {}
     for name in names:
-        if name not in fields:
+        owners = [variable for variable in fields if name == variable or name.startswith(f"{variable}_")]
+        if not owners:
             raise ValueError(f"{path} has no field {name!r}; {suggest(name, list(fields))}")
-    return {name: fields[name] for name in names}
+        owner = max(owners, key=len)
+        selected[owner] = fields[owner]
+    return selected
+
+
+def _components(
+    path: Path | str, readers: Sequence[_VariableReader], names: Sequence[str] | None
+) -> list[tuple[_VariableReader, int]]:
+    """The variable and the component of each named field, where a variable stands for all its components."""
+    by_name = {reader.name: [(reader, component) for component in range(len(reader.fields))] for reader in readers}
+    if names is None:
+        return [field for fields in by_name.values() for field in fields]
+    for reader in readers:
+        by_name = {name: [(reader, component)] for component, name in enumerate(reader.fields)} | by_name
+    for name in names:
+        if name not in by_name:
+            raise ValueError(f"{path} has no field {name!r}; {suggest(name, list(by_name))}")
+    return [field for name in names for field in by_name[name]]
 
 
 def _check_variable(path: Path | str, name: str, variable: Variable, roles: Mapping[str, str]) -> None:

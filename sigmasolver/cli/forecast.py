@@ -80,10 +80,12 @@ def _forecast_shipped(
 ) -> None:
     from sigmasolver.forecast.files import check_name
     from sigmasolver.model_cards.demonstrate import demonstrate
-    from sigmasolver.runs.files import os_errors_as_value_errors, replacing
+    from sigmasolver.runs.files import os_errors_as_value_errors, refuse_folder, replacing
 
     if out is not None:
         check_name(out)
+    if animation is not None:
+        refuse_folder(animation)
     with progress(f"forecasting {name}", None) as update:
         demonstration = demonstrate(name, device, precision, out, update)
     print_demonstration(console(), demonstration)

@@ -32,8 +32,10 @@ def ledger(
     from sigmasolver.recipes import factor_settings, suite_of
     from sigmasolver.report.ledger import results_page
     from sigmasolver.runs import Run
-    from sigmasolver.runs.files import os_errors_as_value_errors, replacing
+    from sigmasolver.runs.files import os_errors_as_value_errors, refuse_folder, replacing
 
+    for path in (file, page):
+        refuse_folder(path)
     rows = write(file, [row for run in runs or () for row in collect(Run(run), windows)])
     planned, compared, timed = (list(suite_of(name)) for name in ("ledger", "comparison", "cost"))
     text = results_page(rows, planned, factor_settings(), compared, timed)

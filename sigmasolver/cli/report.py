@@ -107,7 +107,9 @@ def report(
     from sigmasolver.experiments.records import dimensions_of
     from sigmasolver.report.assemble import study_of
     from sigmasolver.report.page import write_page
+    from sigmasolver.runs.files import refuse_folder
 
+    refuse_folder(out)
     rows, arrays = _join_runs(runs, tuple(DIAGNOSTICS), (), where or [])
     write_page(out, study_of(rows, arrays, title, dimensions_of(runs, rows, units or [])))
     console().print(f"{out}: {out.stat().st_size / 1e6:.1f} MB", soft_wrap=True)

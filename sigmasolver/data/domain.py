@@ -34,12 +34,16 @@ class Domain:
     """Smallest and largest time between neighbouring frames; empty for a single frame."""
     axes: tuple[str, ...] = ()
     """Names of the spatial axes in order; empty: x, y, z."""
+    coordinates: tuple[tuple[float, ...], ...] = ()
+    """Coordinates of each axis; empty if they were not recorded."""
 
     def __post_init__(self) -> None:
         check_types(self)
         axis_counts = {len(self.boundary), len(self.lengths), len(self.points)}
         if self.axes:
             axis_counts.add(len(self.axes))
+        if self.coordinates:
+            axis_counts.add(len(self.coordinates))
         if len(self.fields) != len(self.units) or len(axis_counts) > 1 or len(self.time_steps) not in (0, 2):
             raise ValueError("The units, axes and time steps of a domain are inconsistent; record it again.")
 
@@ -56,6 +60,7 @@ class Domain:
             tuple(len(axis) for axis in layout.coordinates),
             time_steps(times),
             layout.axes,
+            tuple(tuple(float(value) for value in axis) for axis in layout.coordinates),
         )
 
     @property
@@ -81,12 +86,30 @@ class Domain:
                     f"axis {name} is {_describe_length(other.side(axis))}, not {_describe_length(self.side(axis))}"
                 )
         if with_times and self.time_steps and other.time_steps:
-            step, uneven = sum(self.time_steps) / 2, unevenly_spaced(other.time_steps)
+            uneven = unevenly_spaced(other.time_steps)
             if uneven is not None:
-                differences.append(f"its frames are {uneven}, not {step:g}")
-            elif abs(sum(other.time_steps) / 2 - step) > RELATIVE_TOLERANCE * step:
-                differences.append(f"its frames are {sum(other.time_steps) / 2:g} apart, not {step:g}")
+                differences.append(f"its frames are {uneven}, not {self.step:g}")
+            elif not self.has_step(other.step):
+                differences.append(f"its frames are {other.step:g} apart, not {self.step:g}")
         return differences
+
+    @property
+    def step(self) -> float | None:
+        """Mean time between neighbouring frames; None for a single frame."""
+        return sum(self.time_steps) / 2 if self.time_steps else None
+
+    def has_step(self, step: float | None) -> bool:
+        """Whether this is the mean time between its frames."""
+        if step is None or self.step is None:
+            return step is self.step
+        return abs(step - self.step) <= RELATIVE_TOLERANCE * self.step
+
+    def points_of(self, axis: int) -> np.ndarray:
+        """Coordinates of an axis; evenly spaced from 0 if they were not recorded."""
+        length, points = self.lengths[axis], self.points[axis]
+        if self.coordinates:
+            return np.array(self.coordinates[axis])
+        return np.linspace(0.0, points - 1.0 if length is None else length, points)
 
     def side(self, axis: int) -> float | None:
         """Period of a periodic axis, otherwise the distance between its outermost points."""

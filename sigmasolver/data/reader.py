@@ -30,6 +30,8 @@ class Reader(ABC):
     header: Header
     notes: tuple[str, ...] = ()
     """Notes for the user, one sentence each."""
+    missing: frozenset[str] = frozenset()
+    """The parts of the layout that are not in the files, as in `ForeignData`."""
 
     @abstractmethod
     def __len__(self) -> int: ...

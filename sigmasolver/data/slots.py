@@ -24,7 +24,7 @@ import h5py
 import numpy as np
 
 from sigmasolver.data.header import DTYPES, FORMAT, VERSION, Header, StoreError, canonical, fingerprint
-from sigmasolver.runs.files import open_lock
+from sigmasolver.runs.files import open_lock, refuse_folder
 from sigmasolver.version import __version__
 
 __all__ = [
@@ -230,6 +230,7 @@ def lock(path: Path) -> int:
     """Lock `path`.lock, so that only one process writes the file; the OS releases it when the process dies."""
     import fcntl  # not on Windows, where stores can only be read
 
+    refuse_folder(path, StoreError)
     lock_path = _lock_path(path)
     descriptor = open_lock(lock_path)
     try:

@@ -14,12 +14,13 @@ import numpy as np
 import torch
 
 from sigmasolver.data.domain import Domain, time_steps
-from sigmasolver.data.formats import ReadOptions, open_data, opened
-from sigmasolver.data.formats.history import has_header, history_of, read_history, read_times
+from sigmasolver.data.formats import ReadOptions, describes_itself, guess_format, opened
+from sigmasolver.data.formats.history import history_of, open_histories
 from sigmasolver.data.formats.netcdf_zarr_write import require_xarray, write_netcdf, write_zarr
 from sigmasolver.data.formats.user_arrays import SUFFIXES
 from sigmasolver.data.header import Header
 from sigmasolver.data.layout import Layout, transpose_axes
+from sigmasolver.data.mask import check_mask
 from sigmasolver.data.normalise import TimeScale
 from sigmasolver.data.reader import Reader
 from sigmasolver.data.store import is_store, write_store
@@ -50,12 +51,12 @@ class Start:
 
     history: torch.Tensor
     """`(count, T_in, *grid, fields)`."""
-    header: Header | None
-    """Header of the data file; None for plain arrays."""
-    frames: int
-    """Number of frames in the file."""
-    times: np.ndarray | None
-    """Their times; None if the file has none."""
+    header: Header
+    """Header of the data file; what it lacks is taken from the training data."""
+    missing: frozenset[str]
+    """The parts of the layout that the file lacks, see `Reader.missing`."""
+    adopted: tuple[str, ...]
+    """Those taken from the training data, unless they equal the defaults, in words."""
     time_stride: int
     space_stride: int
     messages: list[str]
@@ -84,14 +85,15 @@ def forecast_file(
     task = recipe.task
     forecaster = Replay(load(path, device), precision)
     known = domain_of(run)
-    given = _read_start(run, recipe, start, known)
+    given = _read_start(run, recipe, start, known, forecaster.time_scale)
     _check_memory(steps, given, len(task.targets))
     differs = _check_domain(run, recipe, known, start, given, anyway)
-    layout, times = _forecast_layout(given, steps, task, known), None
+    layout, times = _forecast_layout(given, steps, task, known, forecaster.time_scale), None
     if forecaster.time_scale is not None:
-        times = _forecast_times(start, given, layout, forecaster.time_scale)
-        layout = replace(layout, times=times[1:])
+        times = np.concatenate((given.header.layout.times[-1:], layout.times))
     messages, frames = given.messages, []
+    if given.adopted and out.suffix != ".npy":
+        messages.append(f"{start} has no {', '.join(given.adopted)}: taken from the training data")
     if task.mask is not None:
         solid_values = "zero" if task.steady else "copied from the last input frame"
         messages.append(f"where {task.mask} is 1, the forecast is {solid_values}")
@@ -108,7 +110,7 @@ def forecast_file(
         parameters["precision"] = precision
     if differs is not None:
         parameters["anyway"] = differs
-    if given.header is not None and "attributes" in given.header.parameters:
+    if "attributes" in given.header.parameters:
         parameters["attributes"] = given.header.parameters["attributes"]
     messages.append(write_forecast(out, predicted, layout, parameters))
     return messages
@@ -133,37 +135,63 @@ def write_forecast(out: Path, predicted: np.ndarray, layout: Layout, parameters:
     return f"{out}: {shape} (trajectories, frames, grid, fields {', '.join(layout.fields)})"
 
 
-def _read_start(run: Run, recipe: Recipe, start: Path, known: Domain | None) -> Start:
+def _read_start(run: Run, recipe: Recipe, start: Path, known: Domain | None, scale: TimeScale | None) -> Start:
     """Read the input frames from any format of `train --data`; a file of arrays may also hold a single history."""
-    options, kind = load_read_options(run, recipe) if (run.path / "data.json").exists() else (ReadOptions(), None)
-    arrays = start.suffix.lower() in SUFFIXES and not start.is_dir() and options.axes is None
-    if is_store(start) or arrays or not start.exists():
-        return _select_frames(run, start, recipe.task, None, known)
-    with opened(start, options, kind) as reader:
-        return _select_frames(run, start, recipe.task, reader, known)
+    task = recipe.task
+    options, kind, facts = ReadOptions(mask=task.mask), None, dict[str, Any]()
+    if (run.path / "data.json").exists():
+        (options, kind), facts = load_read_options(run, recipe), run.read_json("data.json")
+    if not start.exists():
+        raise ValueError(f"{start} not found.")
+    whole = True
+    if _holds_arrays(start, kind, facts.get("source")):
+        # Options for files of another kind do not apply to arrays.
+        options = options if kind == "arrays" else ReadOptions(mask=options.mask)
+        reader, whole = open_histories(start, task.inputs, len(task.grid), task.steady, options)
+    else:
+        reader = opened(start, options, kind)
+    with reader:
+        whole = whole or reader.header.shape[0] == facts.get("frames")
+        return _select_frames(run, start, task, reader, whole, known, scale)
 
 
-def _select_frames(run: Run, start: Path, task: Task, reader: Reader | None, known: Domain | None) -> Start:
+def _holds_arrays(start: Path, kind: str | None, source: object) -> bool:
+    """Whether this is one file of a user's own arrays, in a run with data of this kind and source."""
+    if not start.is_file() or start.suffix.lower() not in SUFFIXES or is_store(start):
+        return False
+    return kind == "arrays" or (not describes_itself(start) and guess_format(start).name != source)
+
+
+def _select_frames(
+    run: Run,
+    start: Path,
+    task: Task,
+    reader: Reader,
+    whole: bool,
+    known: Domain | None,
+    scale: TimeScale | None,
+) -> Start:
     """The newest frames of the file, with the strides in time and space of the training data.
 
-    The time stride of the run is applied to a store unless it is a forecast, and not to plain arrays. The space stride
-    is applied if that gives the run's grid.
+    `whole`: whether the file holds whole trajectories like the training data, not just a history. The space stride is
+    applied if that gives the run's grid.
     """
-    if reader is None:
-        values, header = read_history(start, task.inputs, len(task.grid), task.steady), _header(start)
-    else:
-        values, header = history_of(reader, start, task.inputs, len(task.grid)), reader.header
-    if header is not None and known is not None:
+    values, header, missing = history_of(reader, start, task.inputs, len(task.grid)), reader.header, reader.missing
+    if known is not None:
+        if "axes" in missing:
+            header = replace(header, layout=replace(header.layout, axes=known.axes))
         values, header = _reorder_axes(run, values, header, known)
     frames, grid = values.shape[1], values.shape[2:-1]
-    time_stride = 1 if header is None or _provenance(header)["source"] == SOURCE else task.time_stride
+    times = None if "times" in missing else header.layout.times
+    forecast = _provenance(header)["source"] == SOURCE  # its frames already have the stride
+    time_stride = 1 if forecast else _time_stride(task, times, frames, whole, known)
     needed = (task.history - 1) * time_stride + 1
     if frames < needed:
         raise ValueError(f"{start} has {frames} frames, but a forecast needs {needed}.")
     messages = [f"{start} has {frames} frames; the last {needed} were used"] if frames > needed else []
     if time_stride > 1:
         messages.append(f"1 of {time_stride} frames was used, as in training")
-    elif task.time_stride > 1 and header is None:
+    elif task.time_stride > 1 and times is None:
         messages.append(f"assuming consecutive frames are {task.time_stride} frames of the training data apart")
     space_stride = task.space_stride
     if grid == task.grid or tuple(-(-points // space_stride) for points in grid) != task.grid:
@@ -176,12 +204,76 @@ def _select_frames(run: Run, start: Path, task: Task, reader: Reader | None, kno
             f"the frames have a grid of {grids[0]}, but the model was trained on {grids[1]}: the forecast is less "
             "reliable"
         )
+    if times is None and scale is not None:
+        messages.append(
+            f"{start} has no times: assuming its frames are the first {frames} of a trajectory, "
+            f"{scale.unit / time_stride:g} apart"
+        )
+    layout, adopted = _completed(header.layout, missing, task, known, scale, time_stride)
     space = (slice(None, None, space_stride),) * len(grid)
     history = torch.tensor(values[(slice(None), slice(frames - needed, None, time_stride), *space)])
-    times = None if header is None else header.layout.times
-    if header is None and not task.steady:
-        times = read_times(start, frames)
-    return Start(history, header, frames, times, time_stride, space_stride, messages)
+    if task.mask is not None:
+        for number, sample in enumerate(history):
+            check_mask(sample, task.inputs.index(task.mask), task.mask, number)
+    return Start(history, replace(header, layout=layout), missing, adopted, time_stride, space_stride, messages)
+
+
+def _time_stride(task: Task, times: np.ndarray | None, frames: int, whole: bool, known: Domain | None) -> int:
+    """The stride in time that gives the frames of training.
+
+    It follows from the times of the file, if they fit; else a history with exactly the frames of the model has none,
+    and other data have that of the run, unless they are arrays without times that may be just a history.
+    """
+    steps = () if times is None else time_steps(times)
+    if steps and known is not None:
+        for stride in (task.time_stride, 1):
+            if known.has_step(stride * sum(steps) / 2):
+                return stride
+    if frames == task.history:
+        return 1
+    return task.time_stride if whole or times is not None else 1
+
+
+def _completed(
+    layout: Layout, missing: frozenset[str], task: Task, known: Domain | None, scale: TimeScale | None, time_stride: int
+) -> tuple[Layout, tuple[str, ...]]:
+    """The layout with its missing parts taken from the training data, and which of them differ from the defaults.
+
+    Coordinates are taken only on the grid of the training data, with or without its stride. Times start with the
+    training data for a model that knows the time, else at 0.
+    """
+    complete = layout
+    if known is not None:
+        units = dict(zip(known.fields, known.units, strict=True))
+        if "units" in missing:
+            complete = replace(complete, units=tuple(units.get(name, "1") for name in layout.fields))
+        if "boundary" in missing:
+            complete = replace(complete, boundary=known.boundary)
+        grid, strides = tuple(map(len, layout.coordinates)), {known.points: 1, task.grid: task.space_stride}
+        if grid in strides:
+            coordinates = [
+                known.points_of(axis)[:: strides[grid]] if name in missing else values
+                for axis, (name, values) in enumerate(zip(layout.axis_names, layout.coordinates, strict=True))
+            ]
+            complete = replace(complete, coordinates=tuple(coordinates))
+    if "times" in missing:
+        origin = 0.0 if scale is None else scale.origin
+        times = origin + _frame_step(known, scale) / time_stride * np.arange(len(layout.times))
+        complete = replace(complete, times=times)
+    even = " (evenly spaced from 0)" if known is not None and not known.coordinates else ""
+    parts = {
+        "units": layout.units != complete.units,
+        "boundary": layout.boundary != complete.boundary,
+        f"coordinates{even}": any(map(np.any, map(np.subtract, layout.coordinates, complete.coordinates))),
+        "time step": scale is None and not np.array_equal(layout.times, complete.times),
+    }
+    return complete, tuple(name for name, differs in parts.items() if differs)
+
+
+def _frame_step(known: Domain | None, scale: TimeScale | None) -> float:
+    """The time between two frames of the model; 1 if it is not recorded."""
+    step = None if known is None else known.step
+    return scale.unit if scale is not None else 1.0 if step is None else step
 
 
 def _reorder_axes(run: Run, values: np.ndarray, header: Header, known: Domain) -> tuple[np.ndarray, Header]:
@@ -214,44 +306,26 @@ def _check_memory(steps: int, given: Start, fields: int) -> None:
 def _check_domain(
     run: Run, recipe: Recipe, known: Domain | None, start: Path, given: Start, anyway: bool
 ) -> str | None:
-    """Compare the frames with the training data; return the differences allowed by `anyway`. Arrays have only times."""
-    header = given.header
-    if header is not None and _provenance(header)["source"] == SOURCE:
+    """Compare what the file specifies with the training data; return the differences allowed by `anyway`."""
+    header, layout = given.header, given.header.layout
+    if _provenance(header)["source"] == SOURCE:
         parameters = _provenance(header)["parameters"]
         if parameters.get("run") == run.path.name:
             differs: str | None = parameters.get("anyway")  # checked when it was written
             return differs
-    if given.times is None:
+    if given.missing.issuperset(("units", "boundary", "times", *layout.axis_names)):
         return None
     if known is None:
         given.messages.append(not_compared(run, start))
         return None
-    domain = replace(known, time_steps=time_steps(given.times[:: -given.time_stride][::-1]))
-    if header is not None:
-        domain = Domain.of(header.layout, header.layout.fields, given.times[:: -given.time_stride][::-1])
+    times = layout.times[:: -given.time_stride][::-1] if "times" not in given.missing else layout.times[:1]
+    domain = Domain.of(layout, layout.fields, times)
+    if len(domain.points) == len(known.points):
+        trained = [name in given.missing for name in domain.axis_names]
+        lengths = [known.lengths[axis] if same else domain.lengths[axis] for axis, same in enumerate(trained)]
+        points = [known.points[axis] if same else domain.points[axis] for axis, same in enumerate(trained)]
+        domain = replace(domain, lengths=tuple(lengths), points=tuple(points))
     return refuse_other_domain(run, recipe, start, domain, anyway)
-
-
-def _forecast_times(start: Path, given: Start, layout: Layout, scale: TimeScale) -> np.ndarray:
-    """(1 + steps,): times of the last input frame and of the frames after it in a forecast of this layout."""
-    if given.times is not None and given.frames > 1:
-        return np.concatenate((given.times[-1:], layout.times))
-    last = scale.origin + (given.frames - 1) * scale.unit
-    if given.times is not None:
-        last = given.times[-1]
-    else:
-        given.messages.append(
-            f"{start} has no times: assuming its frames are the first {given.frames} of a trajectory, {scale.unit:g} "
-            "apart"
-        )
-    return last + scale.unit * np.arange(len(layout.times) + 1)
-
-
-def _header(start: Path) -> Header | None:
-    if not has_header(start):
-        return None
-    with open_data(start) as data:
-        return data.header
 
 
 def _provenance(header: Header) -> Mapping[str, Any]:
@@ -274,27 +348,29 @@ def _write_file(out: Path, frames: np.ndarray, header: Header) -> None:
             if out.suffix == ".npy":
                 np.save(file, frames)
             else:
-                np.savez(file, fields=frames, names=np.array(header.layout.fields))
+                np.savez(file, fields=frames, **_metadata(header))
 
 
-def _forecast_layout(given: Start, steps: int, task: Task, known: Domain | None) -> Layout:
-    """Coordinates, units and times continued from those of the file; 0, 1, 2, ... for arrays without any.
+def _metadata(header: Header) -> dict[str, Any]:
+    """The metadata of an .npz, under the names that are read from a user's own arrays."""
+    layout = header.layout
+    words = {"names": layout.fields, "units": layout.units, "boundary": layout.boundary, "axes": layout.axis_names}
+    times = {"times" if name == "t" else name: values for name, values in header.axes().items()}
+    return {name: np.array(values) for name, values in words.items()} | times
 
-    Missing units, and the time step of a single frame, are taken from the training data.
+
+def _forecast_layout(given: Start, steps: int, task: Task, known: Domain | None, scale: TimeScale | None) -> Layout:
+    """Coordinates, units and times continued from those of the file.
+
+    Units of fields that the file lacks, and the time step of a single frame, are taken from the training data.
     """
+    layout = given.header.layout
     units = {} if known is None else dict(zip(known.fields, known.units, strict=True))
-    times = np.arange(1, steps + 1, dtype=np.float64)
-    if given.times is not None:
-        step = 1.0 if known is None or not known.time_steps else sum(known.time_steps) / 2
-        if given.frames > 1:
-            step = given.time_stride * (given.times[-1] - given.times[-2])
-        times = given.times[-1] + step * times
-    if given.header is None:
-        grid, axes = given.history.shape[2:-1], () if known is None else known.axes
-        coordinates, boundary = tuple(np.arange(points, dtype=np.float64) for points in grid), ("open",) * len(grid)
-    else:
-        layout, axes = given.header.layout, given.header.layout.axes
-        units |= zip(layout.fields, layout.units, strict=True)
-        coordinates, boundary = tuple(axis[:: given.space_stride] for axis in layout.coordinates), layout.boundary
+    units |= zip(layout.fields, layout.units, strict=True)
+    step = _frame_step(known, scale)
+    if len(layout.times) > 1:
+        step = given.time_stride * (layout.times[-1] - layout.times[-2])
+    times = layout.times[-1] + step * np.arange(1, steps + 1, dtype=np.float64)
+    coordinates = tuple(axis[:: given.space_stride] for axis in layout.coordinates)
     target_units = tuple(units.get(name, "1") for name in task.targets)
-    return Layout(task.targets, target_units, boundary, coordinates, times, axes)
+    return Layout(task.targets, target_units, layout.boundary, coordinates, times, layout.axes)

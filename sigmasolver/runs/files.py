@@ -24,6 +24,7 @@ __all__ = [
     "open_lock",
     "os_errors_as_value_errors",
     "read_bytes",
+    "refuse_folder",
     "remove_abandoned",
     "rename_into_place",
     "replacing",
@@ -32,6 +33,12 @@ __all__ = [
 ]
 
 _SUFFIX = ".partial"
+
+
+def refuse_folder(path: Path, kind: type[ValueError] = ValueError) -> None:
+    """Raise an error of this kind if a file is to be written where a folder is."""
+    if path.is_dir():
+        raise kind(f"{path} is a folder; pass a file name.")
 
 
 @contextmanager
@@ -75,6 +82,7 @@ def _remove_folder_if_unlocked(folder: Path) -> None:
 @contextmanager
 def temporary(path: Path) -> Iterator[BinaryIO]:
     """A new, empty, locked file next to `path`; removed on exit unless it was renamed."""
+    refuse_folder(path)
     remove_abandoned(path)
     file = _create_locked(path)
     try:

@@ -247,6 +247,8 @@ def test_report_command_errors_are_one_sentence(tmp_path):
         (("figure", "scaling", run, "--field", "u"), "The figure scaling does not show a field; omit --field."),
         (("table", "comparison", tmp_path / "none"), "is not a run: recipe.json not found"),
         (("table", "comparison", run, "--where", "horizon"), "--where must be name=value"),
+        (("report", tmp_path / "none", "--out", tmp_path), f"{tmp_path} is a folder; pass a file name."),
+        (("report", run, "--out", "."), ". is a folder; pass a file name."),
     ]:
         assert message in str(call(*args).exception), args
 

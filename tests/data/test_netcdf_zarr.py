@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from sigmasolver.data import formats, isolated
-from sigmasolver.data.formats import guess_format, import_data, in_place, open_data
+from sigmasolver.data.formats import ReadOptions, guess_format, import_data, in_place, open_data
 from sigmasolver.data.formats.netcdf_zarr_write import write_netcdf, write_zarr
 from sigmasolver.data.header import Header
 from sigmasolver.data.split import Split
@@ -407,3 +407,25 @@ def test_corrupt_netcdf_zarr_files_raise_one_sentence_or_read(tmp_path: Path, sa
         except ValueError as error:
             assert one_sentence(error)
         file.write_bytes(original)
+
+
+def test_components_of_a_variable_are_selected_by_name(tmp_path: Path) -> None:
+    """As `inspect` and a run list them: the variable w has the fields w_0 and w_1."""
+    w, p = np.random.default_rng(0).normal(size=(2, 3, 4, 6, 5, 2)).astype(np.float32)
+    dims = ("count", "time", "x", "y")
+    data = xarray.Dataset({"w": ((*dims, "channel"), w), "p": (dims, p[..., 0])})
+    data.to_netcdf(tmp_path / "a.nc", engine="h5netcdf")
+    every = np.concatenate((w, p[..., :1]), axis=-1)
+    for names, channels in (
+        (("w_0", "w_1", "p"), [0, 1, 2]),
+        (("w", "p"), [0, 1, 2]),
+        (("p", "w_1"), [2, 1]),
+        (("w_1",), [1]),
+    ):
+        with open_data(tmp_path / "a.nc", ReadOptions(fields=names)) as reader:
+            assert reader.header.layout.fields == tuple(("w_0", "w_1", "p")[channel] for channel in channels)
+            np.testing.assert_array_equal(reader[:], every[..., channels])
+            np.testing.assert_array_equal(reader[1, 1:3], every[1, 1:3][..., channels])
+    for name in ("w_2", "q"):
+        with pytest.raises(ValueError, match=f"has no field '{name}'"):
+            open_data(tmp_path / "a.nc", ReadOptions(fields=(name,)))

@@ -125,7 +125,7 @@ def test_legacy_store_gets_axis_names_and_keeps_its_fingerprint(folder, tmp_path
 
 
 def test_forecast_continues_from_files_of_any_axis_order(folder, run, tmp_path):
-    outs = {suffix: tmp_path / f"first{suffix}" for suffix in (".nc", ".zarr", ".h5")}
+    outs = {suffix: tmp_path / f"first{suffix}" for suffix in (".nc", ".zarr", ".h5", ".npz")}
     for out in outs.values():
         forecast_file(run.path, folder, 4, out, CPU)
     with open_store(outs[".h5"]) as store:
@@ -139,8 +139,19 @@ def test_forecast_continues_from_files_of_any_axis_order(folder, run, tmp_path):
     for name, start in {**outs, "before": tmp_path / "before.h5"}.items():
         forecast_file(run.path, start, 4, tmp_path / f"{name}.npy", CPU)
     expected = np.load(tmp_path / ".h5.npy")
-    for name in (".nc", ".zarr", "before"):
+    for name in (".nc", ".zarr", ".npz", "before"):
         np.testing.assert_array_equal(np.load(tmp_path / f"{name}.npy"), expected)
+    with np.load(outs[".npz"]) as arrays, open_data(outs[".npz"]) as again:
+        assert arrays["axes"].tolist() == ["y", "x"] and again.header.layout.axis_names == ("y", "x")
+        np.testing.assert_array_equal(arrays["x"], X)
+        np.testing.assert_array_equal(again.header.layout.coordinates[0], Y)
+    other = {"fields": first.swapaxes(2, 3), "names": np.array(["velocity_x", "velocity_y"]), "x": X, "y": Y}
+    np.savez(tmp_path / "upright.npz", **other, times=0.01 * np.arange(4))  # named coordinates: x is the first axis
+    forecast_file(run.path, tmp_path / "upright.npz", 4, tmp_path / "upright.npy", CPU, anyway=True)
+    np.testing.assert_array_equal(np.load(tmp_path / "upright.npy"), expected)
+    np.savez(tmp_path / "wrong.npz", **other, axes=np.array(["x", "t"]))
+    with pytest.raises(ValueError, match=r"The axes in .*wrong\.npz are x, t; expected x, y in any order"):
+        forecast_file(run.path, tmp_path / "wrong.npz", 4, tmp_path / "never.npy", CPU)
     np.savez(tmp_path / "bare.npz", fields=first[:1], names=np.array(["velocity_x", "velocity_y"]))
     forecast_file(run.path, tmp_path / "bare.npz", 4, tmp_path / "bare.nc", CPU)
     bare = xarray.open_dataset(tmp_path / "bare.nc")

@@ -3,12 +3,16 @@
 import resource
 import shutil
 from dataclasses import replace
+from pathlib import Path
 
+import h5py
 import numpy as np
 import pytest
 import torch
 
 from sigmasolver.data import slots
+from sigmasolver.data.formats import ReadOptions, open_data
+from sigmasolver.data.formats.netcdf_zarr_write import write_netcdf, write_zarr
 from sigmasolver.data.header import Header
 from sigmasolver.data.layout import Layout
 from sigmasolver.data.store import Writer, open_store, write_store
@@ -100,12 +104,39 @@ def test_forecast_from_a_store_continues_its_times(workdir, raw, tmp_path):
     assert messages[0] == f"{workdir / 'waves.h5'} has 7 frames; the last 2 were used"
 
 
-def test_forecast_store_from_arrays_has_index_coordinates(workdir, raw, tmp_path):
-    np.save(tmp_path / "start.npy", slope_first(raw[0, :2]))
-    forecast_file(workdir / "full", tmp_path / "start.npy", 4, tmp_path / "out.h5", CPU)
+def test_forecast_store_from_bare_arrays_has_the_metadata_of_training(workdir, raw, tmp_path):
+    """Units, boundary, box and time step; another run on the same data accepts it."""
+    for run, frames, points, note in (
+        ("full", slope_first(raw[0, :2]), slice(None), ""),
+        ("thin", raw[0, :2, ::2, ::2], slice(None, None, 2), ""),
+        ("old", slope_first(raw[0, :2]), slice(None), " (evenly spaced from 0)"),
+    ):
+        if run == "old":  # written before coordinates were recorded
+            shutil.copytree(workdir / "full", workdir / "old")
+            facts = Run(workdir / "old").read_json("data.json")
+            del facts["domain"]["coordinates"]
+            Run(workdir / "old").write_json("data.json", facts)
+        np.save(tmp_path / f"{run}.npy", frames)
+        messages = forecast_file(workdir / run, tmp_path / f"{run}.npy", 4, tmp_path / f"{run}.h5", CPU)
+        step = 0.5 if run == "thin" else 0.25
+        with open_store(tmp_path / f"{run}.h5") as out:
+            layout = out.header.layout
+            assert layout.boundary == ("periodic", "periodic")
+            np.testing.assert_allclose(layout.times, step * np.arange(2, 6))
+            np.testing.assert_allclose(layout.coordinates[0], WAVES.layout.coordinates[0][points], rtol=1e-12)
+        assert messages[-2] == (
+            f"{tmp_path / run}.npy has no units, boundary, coordinates{note}, time step: taken from the training data"
+        )
+    shutil.copytree(workdir / "thin", workdir / "twin")
+    forecast_file(workdir / "twin", tmp_path / "thin.h5", 1, tmp_path / "twin.h5", CPU)
+
+
+def test_forecast_of_another_grid_without_coordinates_has_no_box(workdir, raw, tmp_path):
+    np.save(tmp_path / "start.npy", slope_first(raw[0, :2, :10]))
+    forecast_file(workdir / "full", tmp_path / "start.npy", 1, tmp_path / "out.h5", CPU)
     with open_store(tmp_path / "out.h5") as out:
-        assert out.header.layout.times.tolist() == [1, 2, 3, 4] and out.header.layout.boundary == ("open", "open")
-        assert out.header.layout.coordinates[0].tolist() == list(range(12))
+        assert out.header.layout.boundary == ("periodic", "periodic")
+        assert out.header.layout.coordinates[0].tolist() == list(range(10))
 
 
 def test_forecast_uses_the_last_frames_and_warns_of_another_grid(workdir, tmp_path):
@@ -162,6 +193,134 @@ def test_forecast_from_arrays_assumes_the_time_stride_of_training(workdir, raw, 
         assert ("1 of 2 points" in messages[1]) == (name == "stored") and len(messages) == 2 + (name == "stored")
     outputs = [np.load(tmp_path / f"{name}-out.npy") for name in ("stored", "strided")]
     np.testing.assert_array_equal(*outputs)
+
+
+def containers(folder, values, layout):
+    """The same trajectories `(count, frames, *grid, fields)` in every container, with the metadata of `layout`."""
+    facts = {"units": layout.units, "boundary": layout.boundary, "x": layout.coordinates[0],
+             "y": layout.coordinates[1], "times": layout.times}  # fmt: skip
+    facts = {name: np.array(entry) for name, entry in facts.items()}
+    fields = dict(zip(layout.fields, np.moveaxis(values, -1, 0), strict=True))
+    header = Header(layout, "test", {})
+    np.savez(folder / "a.npz", **fields, **facts)
+    with h5py.File(folder / "a.hdf5", "w") as file:
+        for name, entry in (fields | facts).items():
+            file[name] = entry.tolist() if entry.dtype.kind == "U" else entry
+    write_store(folder / "a.h5", header, values)
+    write_netcdf(folder / "a.nc", values, header)
+    write_zarr(folder / "a.zarr", values, header)
+    (folder / "files").mkdir()
+    for number in range(len(values)):
+        np.savez(folder / "files" / f"{number}.npz", **{name: field[number] for name, field in fields.items()}, **facts)
+    return [folder / name for name in ("a.npz", "a.hdf5", "a.h5", "a.nc", "a.zarr", "files")]
+
+
+@pytest.mark.parametrize("spacing", [1, 2])
+def test_forecast_of_a_strided_run_does_not_depend_on_the_container(workdir, raw, tmp_path, spacing):
+    """The stride follows from the times: frames of the simulator, or those that are used."""
+    layout = replace(WAVES.layout, times=WAVES.layout.times[::spacing])
+    expected = rollout_each(workdir / "thin", np.ascontiguousarray(raw[:, [4, 6], ::2, ::2]), 3)
+    for start in containers(tmp_path, raw[:, ::spacing], layout):
+        out = tmp_path / f"{start.name}.out.h5"
+        forecast_file(workdir / "thin", start, 3, out, CPU)
+        with open_store(out) as store:
+            np.testing.assert_array_equal(store[:], expected, err_msg=start.name)
+            given = store.header.layout
+        np.testing.assert_allclose(given.times, WAVES.layout.times[-1] + 0.5 * np.arange(1, 4), err_msg=start.name)
+        np.testing.assert_allclose(given.coordinates[1], WAVES.layout.coordinates[1][::2], err_msg=start.name)
+        assert (given.units, given.boundary) == (("m", "1"), ("periodic", "periodic")), start.name
+
+
+def test_forecast_of_a_strided_run_from_data_without_times(workdir, raw, tmp_path):
+    """The stride of training applies to trajectories like those of training, not to a history of the exact length."""
+    (tmp_path / "files").mkdir()
+    for number in range(4):
+        np.save(tmp_path / "files" / f"{number}.npy", raw[number])
+    np.savez(tmp_path / "all.npz", height=raw[..., 0], slope=raw[..., 1])
+    np.save(tmp_path / "all.npy", raw)
+    np.savez(tmp_path / "part.npz", height=raw[:, 2:, ..., 0], slope=raw[:, 2:, ..., 1])
+    strided = np.ascontiguousarray(raw[:, [4, 6], ::2, ::2])
+    np.save(tmp_path / "history.npy", strided)
+    expected = rollout_each(workdir / "thin", strided, 2)
+    for name in ("files", "all.npz", "all.npy", "part.npz", "files/3.npy", "history.npy"):
+        out = tmp_path / f"{Path(name).name}-out.npy"
+        messages = forecast_file(workdir / "thin", tmp_path / name, 2, out, CPU)
+        np.testing.assert_array_equal(np.load(out), expected[3:] if name == "files/3.npy" else expected, err_msg=name)
+        assert ("1 of 2 frames was used, as in training" in messages) == (name != "history.npy")
+
+
+def test_forecast_of_a_strided_run_with_other_times_keeps_the_stride_with_anyway(workdir, raw, tmp_path):
+    np.savez(tmp_path / "a.npz", height=raw[..., 0], slope=raw[..., 1], times=0.3 * np.arange(7))
+    with pytest.raises(ValueError, match=r"its frames are 0\.6 apart, not 0\.5"):
+        forecast_file(workdir / "thin", tmp_path / "a.npz", 2, tmp_path / "out.npy", CPU)
+    forecast_file(workdir / "thin", tmp_path / "a.npz", 2, tmp_path / "out.npy", CPU, anyway=True)
+    history = np.ascontiguousarray(raw[:, [4, 6], ::2, ::2])
+    np.testing.assert_array_equal(np.load(tmp_path / "out.npy"), rollout_each(workdir / "thin", history, 2))
+
+
+# --- runs trained on arrays
+
+
+SOLID = Task("solid", ("v", "u", "solid"), ("v", "u"), (12, 12), 2, 1, 2, 3, 1, "channel", mask="solid")
+
+
+@pytest.fixture(scope="module")
+def masked(workdir, raw):
+    """A run on arrays with NaN in a solid, whose inputs have another order than the channels of the file."""
+    folder = workdir / "masked"
+    folder.mkdir()
+    values = np.concatenate((raw, np.zeros_like(raw[..., :1])), axis=-1)
+    values[:, :, 3:6, 4:8] = (np.nan, np.nan, 1.0)
+    np.save(folder / "all.npy", values)
+    data = open_data(folder / "all.npy", ReadOptions(fields=("u", "v", "solid"), mask="solid", steady=False))
+    train_run(Recipe(SOLID, MODEL, PLAN), data, Run(folder / "run"))
+    return folder, values
+
+
+@pytest.mark.parametrize("count", [1, 4])
+def test_forecast_fills_the_solid_of_every_container(masked, tmp_path, count):
+    folder, values = masked
+    values = values[:count]
+    names = ("u", "v", "solid")
+    layout = Layout(names, ("1",) * 3, ("open",) * 2, (np.arange(12.0),) * 2, np.arange(7.0))
+    starts = [*containers(tmp_path, values, layout)[:2], tmp_path / "files"]
+    np.save(tmp_path / "all.npy", values)
+    write_netcdf(tmp_path / "b.nc", values, Header(layout, "test", {}))
+    write_zarr(tmp_path / "b.zarr", values, Header(layout, "test", {}))
+    np.savez(tmp_path / "history.npz", fields=values[:, -2:], names=np.array(names))
+    np.save(tmp_path / "history.npy", values[:, -2:])
+    starts += [tmp_path / name for name in ("all.npy", "b.nc", "b.zarr", "history.npz", "history.npy")]
+    if count == 1:
+        np.save(tmp_path / "one.npy", values[0])
+        starts += [tmp_path / "files" / "0.npz", tmp_path / "one.npy"]
+    history = np.nan_to_num(values[:, -2:], nan=0.0)[..., [1, 0, 2]]
+    expected = rollout_each(folder / "run", np.ascontiguousarray(history), 3)
+    assert np.isfinite(expected).all()
+    for number, start in enumerate(starts):
+        forecast_file(folder / "run", start, 3, tmp_path / f"{number}.out.npy", CPU)
+        np.testing.assert_array_equal(np.load(tmp_path / f"{number}.out.npy"), expected, err_msg=start.name)
+    values = values.copy()
+    values[0, -1, 0, 0, 1] = np.nan
+    np.save(tmp_path / "fluid.npy", values)
+    with pytest.raises(ValueError, match=r"has 1 values that are not finite .* point \(0, 0\) of 'v'"):
+        forecast_file(folder / "run", tmp_path / "fluid.npy", 3, tmp_path / "out.npy", CPU)
+    np.save(tmp_path / "half.npy", np.nan_to_num(values) * (1.0, 1.0, 0.5))
+    with pytest.raises(ValueError, match="The mask solid of trajectory 0 must contain only 0"):
+        forecast_file(folder / "run", tmp_path / "half.npy", 3, tmp_path / "out.npy", CPU)
+
+
+@pytest.mark.parametrize("suffix", [".npz", ".h5"])
+def test_forecast_of_a_run_with_permuted_axes_can_be_continued(workdir, raw, tmp_path, suffix):
+    """Files of the run have the axes (y, x), a forecast (x, y)."""
+    np.save(tmp_path / "a.npy", raw.swapaxes(2, 3))
+    options = ReadOptions(fields=BOTH, axes=("count", "time", "y", "x", "field"))
+    recipe = Recipe(replace(FULL, inputs=BOTH, targets=BOTH), MODEL, PLAN)
+    train_run(recipe, open_data(tmp_path / "a.npy", options), Run(tmp_path / "run"))
+    for start, steps, out in (("a.npy", 5, "all"), ("a.npy", 2, "first"), (f"first{suffix}", 3, "rest")):
+        forecast_file(tmp_path / "run", tmp_path / start, steps, tmp_path / f"{out}{suffix}", CPU)
+    with open_data(tmp_path / f"all{suffix}") as whole, open_data(tmp_path / f"rest{suffix}") as rest:
+        np.testing.assert_array_equal(whole[:], rollout_each(tmp_path / "run", raw[:, -2:], 5))
+        np.testing.assert_array_equal(rest[:], whole[:, 2:])
 
 
 # --- a steady run: every case is one frame
@@ -230,7 +389,7 @@ def write_variant(path, workdir, **change):
     return path
 
 
-@pytest.mark.parametrize(
+OTHER_DOMAINS = pytest.mark.parametrize(
     ("change", "message"),
     [
         ({"units": ("km", "1")}, "the unit of height is km, not m"),
@@ -239,6 +398,23 @@ def write_variant(path, workdir, **change):
         ({"times": 4.0 * np.arange(7)}, "its frames are 4 apart, not 0.25"),
     ],
 )
+
+
+@OTHER_DOMAINS
+def test_forecast_rejects_a_different_domain_in_every_container(workdir, raw, tmp_path, change, message):
+    layout = replace(WAVES.layout, **change)
+    for start in containers(tmp_path, raw, layout):
+        with pytest.raises(ValueError, match=message):
+            forecast_file(workdir / "full", start, 2, tmp_path / "out.h5", CPU)
+        forecast_file(workdir / "full", start, 2, tmp_path / f"{start.name}.out.h5", CPU, anyway=True)
+        with open_store(tmp_path / f"{start.name}.out.h5") as out:
+            given = out.header.layout
+            assert message in out.header.parameters["anyway"] and given.boundary == layout.boundary
+            np.testing.assert_allclose(given.coordinates[0], layout.coordinates[0])
+            np.testing.assert_allclose(np.diff(given.times), layout.times[-1] - layout.times[-2])
+
+
+@OTHER_DOMAINS
 def test_forecast_rejects_a_different_domain_without_anyway(workdir, tmp_path, change, message):
     start, out = write_variant(tmp_path / "start.h5", workdir, **change), tmp_path / "out.h5"
     with pytest.raises(ValueError, match=message):

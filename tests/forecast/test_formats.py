@@ -106,3 +106,27 @@ def test_forecast_rejects_netcdf_with_other_units(workdir: Path, tmp_path: Path)
     write_netcdf(tmp_path / "wrong.nc", WAVES.simulate(1, range(1)).numpy(), wrong)
     with pytest.raises(ValueError, match="the unit of height is km, not m"):
         forecast_file(workdir / "run", tmp_path / "wrong.nc", 2, tmp_path / "out.nc", CPU)
+
+
+@pytest.mark.parametrize("suffix", [".nc", ".zarr"])
+def test_forecast_takes_missing_metadata_of_netcdf_and_zarr_from_the_run(
+    workdir: Path, tmp_path: Path, suffix: str
+) -> None:
+    """Without coordinates, times, units and boundaries, the frames are those of the training data."""
+    with xarray.open_dataset(workdir / "waves.nc", decode_times=False) as complete:
+        names = [str(name) for name in complete.coords if name != "trajectory"]
+        bare = complete.load().drop_vars(names).drop_attrs()
+    if suffix == ".nc":
+        bare.rename(east="x").to_netcdf(tmp_path / "bare.nc", engine="h5netcdf")
+    else:
+        bare.rename(east="x").to_zarr(tmp_path / "bare.zarr", consolidated=False)
+    messages = forecast_file(workdir / "run", tmp_path / f"bare{suffix}", 3, tmp_path / "bare.h5", CPU)
+    forecast_file(workdir / "run", workdir / "waves.nc", 3, tmp_path / "full.h5", CPU)
+    assert messages[-2] == (
+        f"{tmp_path / 'bare'}{suffix} has no units, boundary, coordinates, time step: taken from the training data"
+    )
+    with open_data(tmp_path / "bare.h5") as actual, open_data(tmp_path / "full.h5") as expected:
+        np.testing.assert_array_equal(actual[:], expected[:])
+        np.testing.assert_array_equal(actual.header.layout.coordinates, expected.header.layout.coordinates)
+        assert (actual.header.layout.units, actual.header.layout.boundary) == (("m", "1"), ("periodic", "periodic"))
+        np.testing.assert_allclose(np.diff(actual.header.layout.times), 0.5)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import resource
 import stat
 import sys
@@ -24,7 +25,7 @@ from sigmasolver.report.figures.style import save
 from sigmasolver.report.page import write_page
 from sigmasolver.report.study import Curve, Study, Table
 from sigmasolver.runs import Run, read_facts, read_rows, read_tensors, replace_rows, write_tensors
-from sigmasolver.runs.files import open_lock, read_bytes, replacing
+from sigmasolver.runs.files import open_lock, os_errors_as_value_errors, read_bytes, replacing
 from tests.data.test_store import HEADER, store, values
 from tests.forked import Forked, check_output
 
@@ -269,6 +270,20 @@ def test_store_layout_is_sparse(tmp_path: Path) -> None:
     assert (tmp_path / "a.h5").stat().st_size > 2e12 and 512 * (tmp_path / "a.h5").stat().st_blocks < 2e6
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss < 8e6
     assert open_store(tmp_path / "a.h5").count == 10_000
+
+
+@pytest.mark.parametrize("name", [".", "..", "folder"])
+def test_writing_a_file_where_a_folder_is_raises_one_sentence(
+    tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "here" / "folder").mkdir(parents=True)
+    monkeypatch.chdir(tmp_path / "here")
+    message = rf"^{re.escape(name)} is a folder; pass a file name\.$"
+    with pytest.raises(ValueError, match=message), os_errors_as_value_errors(Path(name)), replacing(Path(name)):
+        pass
+    with pytest.raises(StoreError, match=message):
+        write_store(Path(name), HEADER, values(1))
+    assert [path.name for path in tmp_path.rglob("*")] == ["here", "folder"]
 
 
 def test_write_store_raises_store_error(tmp_path: Path) -> None:

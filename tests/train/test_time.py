@@ -18,6 +18,7 @@ import pytest
 import torch
 
 import sigmasolver
+from sigmasolver.data.formats import open_data
 from sigmasolver.data.header import Header
 from sigmasolver.data.layout import Layout
 from sigmasolver.data.normalise import Normaliser, TimeScale, fit
@@ -345,6 +346,22 @@ def test_forecast_file_uses_the_times_of_its_input(data, run, tmp_path):
     np.savez(tmp_path / "back.npz", u=frames[5:, :, 0], times=TIMES[5:][::-1])
     with pytest.raises(ValueError, match=r"The times in .* must be finite, increasing numbers"):
         forecast_file(run.path, tmp_path / "back.npz", 4, tmp_path / "never.h5", device)
+
+
+@pytest.mark.parametrize("suffix", [".npz", ".h5"])
+def test_forecast_continued_from_a_file_equals_one_forecast(data, run, tmp_path, suffix):
+    """Six frames at once, or two and then four: the file of the first two has their times and the metadata."""
+    outs = [tmp_path / f"{name}{suffix}" for name in ("all", "first", "rest")]
+    for start, steps, out in ((data, 6, outs[0]), (data, 2, outs[1]), (outs[1], 4, outs[2])):
+        messages = forecast_file(run.path, start, steps, out, torch.device("cpu"))
+        assert not any("times" in line or "taken from" in line for line in messages)
+    with open_data(outs[0]) as whole, open_data(outs[2]) as rest, open_store(data) as given:
+        np.testing.assert_allclose(rest[:], whole[:, 2:], rtol=1e-5, atol=1e-6)
+        expected, actual = whole.header.layout, rest.header.layout
+        np.testing.assert_allclose(expected.times, TIMES[-1] + 0.4 * np.arange(1, 7), rtol=1e-12)
+        np.testing.assert_allclose(actual.times, expected.times[2:], rtol=1e-12)
+        np.testing.assert_array_equal(actual.coordinates, given.header.layout.coordinates)
+        assert (actual.boundary, actual.units) == (given.header.layout.boundary, given.header.layout.units[:1])
 
 
 def _with_times(header, fields, times):

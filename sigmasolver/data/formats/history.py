@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 
 from sigmasolver.data.formats.fields import UNNAMED, check_field, field_index
 from sigmasolver.data.formats.hdf5 import is_store
-from sigmasolver.data.formats.metadata import check_names, is_list, read_list, stored_names
+from sigmasolver.data.formats.metadata import check_names, is_list, stored_names
+from sigmasolver.data.formats.read_options import ReadOptions
 from sigmasolver.data.formats.source import Array
 from sigmasolver.data.formats.user_arrays import open_arrays
 from sigmasolver.data.reader import Reader
 
-__all__ = ["has_header", "history_of", "read_history", "read_times"]
+__all__ = ["has_header", "history_of", "open_histories", "read_history"]
 
 
 def read_history(path: Path, names: Sequence[str], axes: int, steady: bool = False) -> np.ndarray:
@@ -27,12 +29,48 @@ def read_history(path: Path, names: Sequence[str], axes: int, steady: bool = Fal
     """
     path, names = Path(path), check_names(names)
     if has_header(path):
-        with open_data(path) as reader:
+        with _open_data(path) as reader:
             return history_of(reader, path, names, axes)
-    values = _read_arrays(path, names, axes, steady)
-    if steady and values.ndim == axes + 2:
-        values = values[:, None]
-    return _as_finite_float32(values[(None,) * (axes + 3 - values.ndim)], path, names)
+    with open_histories(path, names, axes, steady, ReadOptions())[0] as reader:
+        return history_of(reader, path, names, axes)
+
+
+def open_histories(
+    path: Path, names: Sequence[str], axes: int, steady: bool, options: ReadOptions
+) -> tuple[Reader, bool]:
+    """Open a file of arrays as `train` does, but with or without the axis `count`; also return whether it has one.
+
+    `names` are the fields that are needed; channels without names are these, or all fields of `options`. Unless the
+    axes are specified, they follow from their number.
+    """
+    arrays = open_arrays(path)
+    if is_list(arrays.get("axes")):  # the file states the order of its axes: a forecast has that of the model
+        options = replace(options, axes=None)
+    present = options.reorder_axes(path, arrays, 1)
+    combined = present.get(UNNAMED, present.get("fields"))
+    channels = None if combined is None or not combined.shape else combined.shape[-1]
+    own = None if channels is None else stored_names(path, present, channels)
+    if combined is not None and own is None:
+        all_fields = options.fields is not None and channels == len(options.fields)
+        fields = tuple(options.fields or ()) if all_fields else tuple(names)
+    else:
+        known = tuple(present) if own is None else own
+        extra = () if options.mask is None or options.mask in names or options.mask not in known else (options.mask,)
+        fields = (*names, *extra)
+    options = _only(options, fields)
+    if options.axes is None:
+        options = replace(options, steady=None, axes=_axes_of(path, arrays, fields, axes, steady))
+    assert options.axes is not None
+    whole = "count" in options.axes and any(len(array.shape) == len(options.axes) for array in arrays.values())
+    return _open_data(path, options, "arrays"), whole
+
+
+def _only(options: ReadOptions, fields: tuple[str, ...]) -> ReadOptions:
+    """The options for these fields only; they state the units of all fields."""
+    units = dict(zip(options.fields or (), options.units or (), strict=False))
+    mask = options.mask if options.mask in fields else None
+    chosen = tuple(units[name] for name in fields) if units.keys() >= set(fields) else None
+    return replace(options, fields=fields, units=chosen, mask=mask)
 
 
 def history_of(reader: Reader, path: Path, names: Sequence[str], axes: int) -> np.ndarray:
@@ -42,7 +80,8 @@ def history_of(reader: Reader, path: Path, names: Sequence[str], axes: int) -> n
         raise ValueError(f"{path} has {len(reader.header.grid)} spatial axes; expected {axes}.")
     if not len(reader):
         raise ValueError(f"{path} has no complete trajectory yet; wait until it is written.")
-    values = np.stack([reader.trajectory(index)[..., channels] for index in range(len(reader))])
+    with np.errstate(over="ignore"):
+        values = np.stack([reader.trajectory(index)[..., channels] for index in range(len(reader))])
     return _as_finite_float32(values, path, names)
 
 
@@ -60,21 +99,6 @@ def _as_finite_float32(values: np.ndarray, path: Path, names: Sequence[str]) -> 
     return history
 
 
-def read_times(path: Path, frames: int) -> np.ndarray | None:
-    """Read the times of the `frames` frames in a file as increasing float64; None if it has no times."""
-    if has_header(path):
-        with open_data(path) as data:
-            return data.header.axes()["t"]
-    arrays = open_arrays(path)
-    name = next((key for key in ("times", "t") if is_list(arrays.get(key))), None)
-    if name is None:
-        return None
-    times = np.asarray(read_list(path, arrays, name, frames, "numbers"), dtype=np.float64)
-    if not np.isfinite(times).all() or bool((np.diff(times) <= 0).any()):
-        raise ValueError(f"The {name} in {path} must be finite, increasing numbers.")
-    return times
-
-
 def has_header(path: Path) -> bool:
     """Whether this is a store or a self-describing data set; both specify their axes, units and times."""
     from sigmasolver.data.formats import describes_itself  # avoids a circular import
@@ -82,29 +106,37 @@ def has_header(path: Path) -> bool:
     return is_store(path) or describes_itself(path)
 
 
-def open_data(path: Path) -> Reader:
-    from sigmasolver.data import formats
+def _open_data(path: Path, options: ReadOptions | None = None, kind: str | None = None) -> Reader:
+    from sigmasolver.data import formats  # avoids a circular import
 
-    return formats.open_data(path)
+    return formats.open_data(path, options, kind)
 
 
-def _read_arrays(path: Path, names: tuple[str, ...], axes: int, steady: bool) -> np.ndarray:
-    arrays = open_arrays(path)
+def _axes_of(
+    path: Path, arrays: Mapping[str, Array], names: tuple[str, ...], axes: int, steady: bool
+) -> tuple[str, ...]:
+    """Return the meaning of each axis of the arrays of these fields, given the number of spatial axes."""
     combined = arrays.get(UNNAMED, arrays.get("fields"))
     if combined is None:
-        return _read_separate(path, arrays, names, axes, steady)
+        return _as_options(_separate_axes(path, arrays, names, axes, steady))
     # A single field needs no channel axis.
     if combined is arrays.get(UNNAMED) and len(names) == 1 and _lacks_channels(combined.shape, axes, steady):
-        check_field(combined, _axis_labels(len(combined.shape), axes, steady))
-        return combined.whole()[..., None]
-    check_field(combined, (*_axis_labels(len(combined.shape) - 1, axes, steady), "channels"))
-    own = stored_names(path, arrays, combined.shape[-1])
-    if own is None and combined.shape[-1] != len(names):
+        labels = _axis_labels(len(combined.shape), axes, steady)
+        check_field(combined, labels)
+        return _as_options(labels)
+    labels = (*_axis_labels(len(combined.shape) - 1, axes, steady), "channels")
+    check_field(combined, labels)
+    if stored_names(path, arrays, combined.shape[-1]) is None and combined.shape[-1] != len(names):
         raise ValueError(
             f"{combined.where} has {combined.shape[-1]} channels; expected {len(names)}, in the order "
             f"{', '.join(names)}."
         )
-    return combined.whole() if own is None else combined.whole()[..., [field_index(path, own, name) for name in names]]
+    return _as_options(labels)
+
+
+def _as_options(labels: Sequence[str]) -> tuple[str, ...]:
+    """The names of `read_options.AXES` for these axis labels."""
+    return tuple({"frames": "time", "channels": "field"}.get(label, label) for label in labels)
 
 
 def _axis_labels(ndim: int, axes: int, steady: bool) -> tuple[str, ...]:
@@ -123,10 +155,10 @@ def _lacks_channels(shape: tuple[int, ...], axes: int, steady: bool) -> bool:
     return extra == 0 or (extra in (1, 2) and shape[-1] != 1 and (extra == 1 or shape[1] == 1))
 
 
-def _read_separate(
+def _separate_axes(
     path: Path, arrays: Mapping[str, Array], names: tuple[str, ...], axes: int, steady: bool
-) -> np.ndarray:
-    """Read each field from an array of its own and stack them along a channel axis."""
+) -> tuple[str, ...]:
+    """Return the axis labels of fields in arrays of their own, which must have one shape."""
     fields = [list(arrays.values())[field_index(path, list(arrays), name)] for name in names]
     for field in fields:
         check_field(field, _axis_labels(len(field.shape), axes, steady))
@@ -134,4 +166,4 @@ def _read_separate(
             raise ValueError(
                 f"{field.where} has shape {field.shape}, but the first has {fields[0].shape}; all must agree."
             )
-    return np.stack([field.whole() for field in fields], axis=-1)
+    return _axis_labels(len(fields[0].shape), axes, steady)

@@ -50,6 +50,7 @@ class ForeignReader(Reader):
         self._foreign: ForeignData | None = foreign
         self._reopen = reopen
         self._count, self.notes = foreign.count, (*foreign.notes, *foreign.cache_notes)
+        self.missing = foreign.missing
         self._files = [file.name for file in foreign.trajectory_files]
         self._digests: list[bytes] | None = None
         if not identified_by_values:

@@ -85,6 +85,8 @@ class _Axis:
 
     dimension: str
     points: np.ndarray
+    stored: bool
+    """Whether the points are in the file."""
     decreasing: bool
     boundary: str
     attributes: Mapping[str, Any]
@@ -135,31 +137,43 @@ def as_trajectories(data: Labelled, names: Sequence[str] | None = None, steady: 
     if dropped:
         notes.append(f"Dropped dimensions of size 1: {', '.join(dropped)}.")
     axes = [_axis(data, space, letter, notes) for letter in space]
+    missing = {letter for letter, axis in zip(SPACE, axes, strict=False) if not axis.stored}
     without_boundary = [axis.dimension for axis in axes if not axis.boundary]
     if without_boundary:
         notes.append(f"No boundary given for {', '.join(without_boundary)}: assumed open.")
+        if len(without_boundary) == len(axes):
+            missing.add("boundary")
     times, time_attributes = _times(data, fields, roles, frames, notes)
+    if times is None:
+        missing.add("times")
     readers = [
         _VariableReader(name, _with_labels(variable, roles, data), roles, axes) for name, variable in fields.items()
     ]
+    # The variable and the component of each field.
+    components = _components(data.path, readers, names)
     layout = Layout(
         fields=check_strings(
-            f"The fields in {data.path}", [name for reader in readers for name in reader.fields], distinct=True
+            f"The fields in {data.path}",
+            [reader.fields[component] for reader, component in components],
+            distinct=True,
         ),
-        units=check_strings(f"The units in {data.path}", [reader.unit for reader in readers for _ in reader.fields]),
+        units=check_strings(f"The units in {data.path}", [reader.unit for reader, _ in components]),
         boundary=tuple(axis.boundary or "open" for axis in axes),
         coordinates=tuple(axis.points for axis in axes),
-        times=times,
+        times=np.arange(frames or 1, dtype=np.float64) if times is None else times,
     )
     unitless = [reader.name for reader in readers if "units" not in reader.variable.attributes]
     if unitless:
         notes.append(f"No units given for {listed(unitless)}: assumed dimensionless.")
+        if len(unitless) == len(readers):
+            missing.add("units")
+
+    whole = components == _components(data.path, readers, None)
 
     def read_frames(index: int, start: int, stop: int) -> np.ndarray:
-        return np.concatenate([reader.read(index, start, stop) for reader in readers], axis=-1)
-
-    # The variable and the component of each field.
-    components = [(reader, component) for reader in readers for component in range(len(reader.fields))]
+        if whole:
+            return np.concatenate([reader.read(index, start, stop) for reader in readers], axis=-1)
+        return np.stack(read_fields(index, start, stop, range(len(components))), axis=-1)
 
     def read_fields(index: int, start: int, stop: int, channels: Sequence[int]) -> list[np.ndarray]:
         values = {
@@ -169,7 +183,7 @@ def as_trajectories(data: Labelled, names: Sequence[str] | None = None, steady: 
         return [values[reader][..., component] for reader, component in (components[channel] for channel in channels)]
 
     def read(start: int, stop: int) -> np.ndarray:
-        return np.stack([read_frames(index, 0, len(times)) for index in range(start, stop)])
+        return np.stack([read_frames(index, 0, len(layout.times)) for index in range(start, stop)])
 
     return ForeignData(
         layout,
@@ -178,6 +192,7 @@ def as_trajectories(data: Labelled, names: Sequence[str] | None = None, steady: 
         tuple(notes),
         frames=read_frames,
         fields=read_fields,
+        missing=frozenset(missing),
         parameters=_header_parameters(data, readers, axes, time_attributes, frames is not None),
     )
 
@@ -304,12 +319,32 @@ def _sorted_fields(fields: dict[str, Variable], roles: Mapping[str, str], data: 
 
 
 def _select(path: Path | str, fields: dict[str, Variable], names: Sequence[str] | None) -> dict[str, Variable]:
+    """The variables with these names, or with components of these names (the variable and the component: u_0)."""
     if names is None:
         return fields
+    selected = {}
     for name in names:
-        if name not in fields:
+        owners = [variable for variable in fields if name == variable or name.startswith(f"{variable}_")]
+        if not owners:
             raise ValueError(f"{path} has no field {name!r}; {suggest(name, list(fields))}")
-    return {name: fields[name] for name in names}
+        owner = max(owners, key=len)
+        selected[owner] = fields[owner]
+    return selected
+
+
+def _components(
+    path: Path | str, readers: Sequence[_VariableReader], names: Sequence[str] | None
+) -> list[tuple[_VariableReader, int]]:
+    """The variable and the component of each named field, where a variable stands for all its components."""
+    by_name = {reader.name: [(reader, component) for component in range(len(reader.fields))] for reader in readers}
+    if names is None:
+        return [field for fields in by_name.values() for field in fields]
+    for reader in readers:
+        by_name = {name: [(reader, component)] for component, name in enumerate(reader.fields)} | by_name
+    for name in names:
+        if name not in by_name:
+            raise ValueError(f"{path} has no field {name!r}; {suggest(name, list(by_name))}")
+    return [field for name in names for field in by_name[name]]
 
 
 def _check_variable(path: Path | str, name: str, variable: Variable, roles: Mapping[str, str]) -> None:
@@ -351,8 +386,8 @@ def _axis(data: Labelled, space: Mapping[str, str], letter: str, notes: list[str
         if dim == dimension
     )
     coordinate = data.variables.get(dimension)
-    given = coordinate is not None and coordinate.dims == (dimension,) and coordinate.dtype.kind in "fiu"
-    if coordinate is not None and given:
+    stored = coordinate is not None and coordinate.dims == (dimension,) and coordinate.dtype.kind in "fiu"
+    if coordinate is not None and stored:
         values, attributes = coordinate.whole().astype(np.float64), coordinate.attributes
     else:
         values, attributes = np.arange(points, dtype=np.float64), {}
@@ -361,8 +396,8 @@ def _axis(data: Labelled, space: Mapping[str, str], letter: str, notes: list[str
     if decreasing:
         values = values[::-1]
         notes.append(f"{dimension} is decreasing in the file and was reversed.")
-    boundary = _boundary(data, space, letter, attributes, values if given else values[:0], notes)
-    return _Axis(dimension, values, decreasing, boundary, attributes)
+    boundary = _boundary(data, space, letter, attributes, values if stored else values[:0], notes)
+    return _Axis(dimension, values, stored, decreasing, boundary, attributes)
 
 
 def _boundary(
@@ -403,16 +438,16 @@ def _boundary(
 
 def _times(
     data: Labelled, fields: Mapping[str, Variable], roles: Mapping[str, str], frames: int | None, notes: list[str]
-) -> tuple[np.ndarray, Mapping[str, Any]]:
-    """Return the times of the frames and the attributes of the time coordinate."""
+) -> tuple[np.ndarray | None, Mapping[str, Any]]:
+    """Return the times of the frames, None if there are none, and the attributes of the time coordinate."""
     if frames is None:
-        return np.zeros(1), {}
+        return None, {}
     dimension = next(dim for variable in fields.values() for dim in variable.dims if roles[dim] == TIME)
     coordinate = data.variables.get(dimension)
     if coordinate is not None and coordinate.dims == (dimension,) and coordinate.dtype.kind in "fiu":
         return coordinate.whole().astype(np.float64), {"name": dimension, **coordinate.attributes}
     notes.append("No times: assumed 0, 1, 2, ….")
-    return np.arange(frames, dtype=np.float64), {"name": dimension}
+    return None, {"name": dimension}
 
 
 def _header_parameters(

@@ -1,4 +1,4 @@
-"""Metadata arrays of a user's file: names, units, boundaries, coordinates and times, each a list."""
+"""Metadata arrays of a user's file: names, units, boundaries, axes, coordinates and times, each a list."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from sigmasolver.data.formats.source import Array
 
 __all__ = ["METADATA_NAMES", "check_names", "check_strings", "is_list", "read_list", "stored_names"]
 
-METADATA_NAMES = ("names", "units", "boundary", "x", "y", "z", "times", "t")
+METADATA_NAMES = ("names", "units", "boundary", "axes", "x", "y", "z", "times", "t")
 
 
 def check_names(names: Sequence[str]) -> tuple[str, ...]:

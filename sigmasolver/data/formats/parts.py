@@ -79,7 +79,7 @@ def concatenate(files: Sequence[tuple[str | None, Path]], read: Callable[[Path],
         notes = [f"{len(files)} sources are concatenated, from {name} to {files[-1][1].name}.", *notes]
     return ForeignData(
         first.layout, ends[-1], trajectories, (*notes, *first.notes), frames=frames, split=split,
-        parameters=first.parameters,
+        missing=frozenset.intersection(*(source.missing for source in opened)), parameters=first.parameters,
     )  # fmt: skip
 
 

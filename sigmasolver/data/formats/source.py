@@ -63,6 +63,9 @@ class ForeignData:
     """The file of each trajectory, if each has its own."""
     split: Split | None = None
     """The trajectories for training, validation and testing, if the data set defines them."""
+    missing: frozenset[str] = frozenset()
+    """The parts of the layout that are not in the files but defaults or specified by the user: "units", "boundary",
+    "times", "axes" (their names), and "x", "y", "z" (coordinates)."""
     parameters: Mapping[str, Any] = field(default_factory=dict)
     """Further entries of the header, as plain values: a version, lists of windows, statistics."""
 

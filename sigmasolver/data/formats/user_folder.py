@@ -39,7 +39,7 @@ def read_folder(path: Path, options: ReadOptions) -> ForeignData:
         raise ValueError(f"{path} contains {' and '.join(kinds)} files; keep only the trajectories.")
     first = options.reorder_axes(files[0], open_arrays(files[0]), 0)
     choice = choose(files[0], first, options, 0)
-    layout, notes = infer_layout(files[0], first, choice, options)
+    layout, notes, missing = infer_layout(files[0], first, choice, options)
     shape = first[choice.arrays[0]].shape
 
     @lru_cache(maxsize=min(_MAX_OPEN, max(1, _CACHE_BYTES // first[choice.arrays[0]].nbytes // len(choice.arrays))))
@@ -77,4 +77,5 @@ def read_folder(path: Path, options: ReadOptions) -> ForeignData:
         frames=lambda index, start, stop: choice.frames(opened(files[index]), 0, start, stop),
         fields=None if choice.channel_axis else lambda index, *args: choice.apart(opened(files[index]), 0, *args),
         trajectory_files=tuple(files),
+        missing=missing,
     )

@@ -36,7 +36,7 @@ from sigmasolver.simulate.vorticity import DEMO
 from sigmasolver.tasks import Task
 from sigmasolver.train.job import train_run
 
-UPDATES, FLOWS, TEST = 1000, 60, 10
+UPDATES, FLOWS, TEST = 3000, 60, 10
 FLOW = replace(DEMO, frames=60)
 TASK = Task(
     "kolmogorov", ("vorticity",), ("vorticity",), (32, 32), 10, 4, 16, FLOWS - TEST, TEST, "temporal", space_stride=2

@@ -314,9 +314,10 @@ def evaluate_run(
     The records are stored in the run folder; existing ones are reused.
 
     Args:
-        run: a run, or its folder.
+        run: a run, its folder, or the name of a pretrained model, which is copied to `runs/` first.
         data: other data, all of it used for testing: a path, read with the options of the run, or a dataset from
-            `open_dataset`, used as it was opened; None: the test split of the run's own data.
+            `open_dataset`, used as it was opened; None: the test split of the run's own data, or the windows that come
+            with a pretrained model.
         horizon: number of frames to forecast; None: the task's.
         windows: number of evenly spaced windows; None: all.
         device: where the forecasts are computed.
@@ -341,16 +342,21 @@ def evaluate_run(
 
 
 def diagnose_run(
-    run: Run | str | Path, names: str | Sequence[str] | None = None, windows: int | None = None, device: str = "cpu"
+    run: Run | str | Path,
+    names: str | Sequence[str] | None = None,
+    windows: int | None = None,
+    device: str = "cpu",
+    data: str | Path | None = None,
 ) -> dict[str, Findings]:
     """Diagnose why the forecasts of a run drift; the findings are stored in the run folder.
 
     Args:
-        run: a run, or its folder.
+        run: a run, its folder, or the name of a pretrained model, which is copied to `runs/` first.
         names: any of decomposition, trust, maps, corrections, routing, geometry, efficiency, interventions and
             components; None: all.
         windows: number of evenly spaced test windows; None: all.
         device: where it is computed.
+        data: other data, all of it used for testing; None: the test split of the run's own data.
 
     Returns:
         By name, findings with `rows` (records like those of `evaluate_run`), `arrays`, and `skipped`, the reason
@@ -365,7 +371,7 @@ def diagnose_run(
     from sigmasolver.evaluate import Request
     from sigmasolver.runtime.parallel import device_of
 
-    return diagnose(_run(run), _names(names), Request(windows=windows), device_of(device))
+    return diagnose(_run(run), _names(names), Request(windows=windows), device_of(device), path=data)
 
 
 def write_report(
@@ -424,6 +430,6 @@ def _names(values: str | Sequence[str] | None) -> tuple[str, ...] | None:
 
 
 def _run(run: Run | str | Path) -> Run:
-    from sigmasolver.runs import Run
+    from sigmasolver.model_cards.share import as_run
 
-    return Run(run) if isinstance(run, str | Path) else run
+    return as_run(run) if isinstance(run, str | Path) else run

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from statistics import mean
 from string import Formatter
 from typing import TYPE_CHECKING, Annotated, Any
@@ -17,7 +16,7 @@ from rich.table import Table
 from rich.text import Text
 
 from sigmasolver.cli.app import Cohort, Device, OldSplit, Plugins, Split, app, device_of
-from sigmasolver.cli.evaluate import warn_other_code
+from sigmasolver.cli.evaluate import OtherData, Runs, runs_of, warn_not_compared, warn_other_code
 from sigmasolver.cli.terminal import ProgressUpdater, console, progress
 from sigmasolver.report.digits import significant
 from sigmasolver.report.sample import sample_of, timing_of
@@ -163,9 +162,7 @@ SUMMARIES: dict[str, Summary] = {
 
 @app.command()
 def diagnose(
-    runs: Annotated[
-        list[Path], typer.Argument(help="Run folders; runs of one model with different seeds are also compared.")
-    ],
+    runs: Runs,
     only: Annotated[
         str | None, typer.Option(help=f"One or more of {', '.join(SUMMARIES)}; default: all that apply to the model.")
     ] = None,
@@ -175,23 +172,27 @@ def diagnose(
     part: OldSplit = None,
     batch: Annotated[int, typer.Option(help="Batch size, in windows.")] = 8,
     cohort: Cohort = None,
-    data: Annotated[Path | None, typer.Option(help="The runs' data, if it has moved.")] = None,
+    data: OtherData = None,
     plugin: Plugins = None,
     device: Device = "auto",
 ) -> None:
-    """Explain why forecasts drift; writes rows and arrays to diagnose/ in each run folder."""
+    """Explain why forecasts drift; writes rows and arrays to diagnose/ in each run folder.
+
+    Runs of one model with different seeds are also compared.
+    """
     from sigmasolver.diagnose.run import diagnose_run, peers_of
     from sigmasolver.evaluate import Request
     from sigmasolver.experiments.records import folder_labels
     from sigmasolver.forecast.checkpoint import load_recipe
-    from sigmasolver.runs import Run
 
     names = None if only is None else [name.strip() for name in only.split(",")]
     request = Request(horizon=horizon, windows=windows, split=part or split, batch=batch, cohort=cohort)
-    folders = [Run(path) for path in dict.fromkeys(runs)]
+    folders = runs_of(runs)
     findings_by_run = {}
     for label, run in zip(folder_labels([run.path for run in folders]), folders, strict=True):
         warn_other_code(run)
+        if data is not None:
+            warn_not_compared(run, data)
         with progress(f"diagnosing {label}", None) as update:
             peers = peers_of(run, folders)
             findings_by_run[label] = diagnose_run(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -14,7 +15,24 @@ from sigmasolver.cli.terminal import console, print_scores, progress
 if TYPE_CHECKING:
     from sigmasolver.runs import Run
 
-__all__ = ["Anyway", "evaluate", "warn_other_code", "warn_unfinished"]
+__all__ = [
+    "Anyway",
+    "OtherData",
+    "Runs",
+    "evaluate",
+    "runs_of",
+    "warn_not_compared",
+    "warn_other_code",
+    "warn_unfinished",
+]
+
+Runs = Annotated[list[Path], typer.Argument(help="Run folders, or names of pretrained models.")]
+OtherData = Annotated[
+    Path | None,
+    typer.Option(
+        help="Where the run's data are now, or other data, as for `train --data`, all of which is used for testing."
+    ),
+]
 
 Anyway = Annotated[
     bool,
@@ -26,10 +44,8 @@ Anyway = Annotated[
 
 @app.command()
 def evaluate(
-    runs: Annotated[list[Path], typer.Argument(help="Run folders.")],
-    data: Annotated[
-        Path | None, typer.Option(help="Other data, as for `train --data`; all of it is used for testing.")
-    ] = None,
+    runs: Runs,
+    data: OtherData = None,
     horizon: Annotated[int | None, typer.Option(help="Frames to forecast, also beyond the training horizon.")] = None,
     grid: Annotated[
         str | None, typer.Option(help="Grid points per axis, such as 141 or 64,128; default: the training grid.")
@@ -47,23 +63,35 @@ def evaluate(
 ) -> None:
     """Evaluate runs on unseen data, next to a trivial baseline; writes records.jsonl."""
     from sigmasolver.evaluate import Request, evaluate_run
-    from sigmasolver.runs import Run
     from sigmasolver.runtime.parallel import join
 
     points = None if grid is None else numbers(grid, "--grid")
     request = Request(horizon, points, windows, protocol, part or split, batch, precision, cohort)
     rows = []
     with join(device_of(device)) as world:
-        for path in dict.fromkeys(runs):
-            warn_unfinished(Run(path))
-            warn_other_code(Run(path))
+        folders = runs_of(runs) if world.first else []
+        world.wait()  # until pretrained models are copied
+        for run in folders or runs_of(runs, announce=False):
+            warn_unfinished(run)
+            warn_other_code(run)
             if data is not None:
-                _warn_not_compared(Run(path), data)
-            with progress(f"evaluating {path.name}", None) if world.first else nullcontext() as update:
-                rows += evaluate_run(Run(path), request, data, world, update, anyway)
+                warn_not_compared(run, data)
+            with progress(f"evaluating {run.path.name}", None) if world.first else nullcontext() as update:
+                rows += evaluate_run(run, request, data, world, update, anyway)
         if world.first:
             for name in dict.fromkeys(row["task"] for row in rows):
                 print_scores(console(), [row for row in rows if row["task"] == name])
+
+
+def runs_of(arguments: Sequence[Path], announce: bool = True) -> list[Run]:
+    """The runs that are meant, without duplicates; pretrained models are copied to run folders."""
+    from sigmasolver.model_cards.share import as_run
+
+    runs = {path: as_run(path) for path in arguments}
+    for path, run in runs.items():
+        if announce and run.path != path:
+            console(stderr=True).print(f"the results of the pretrained {path} are stored in {run.path}", soft_wrap=True)
+    return list(runs.values())
 
 
 def warn_unfinished(run: Run) -> None:
@@ -83,7 +111,7 @@ def warn_other_code(run: Run) -> None:
         console(stderr=True).print(message, soft_wrap=True)
 
 
-def _warn_not_compared(run: Run, data: Path) -> None:
+def warn_not_compared(run: Run, data: Path) -> None:
     from sigmasolver.forecast.checkpoint import domain_of, not_compared
 
     if domain_of(run) is None:

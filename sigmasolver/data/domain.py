@@ -104,6 +104,11 @@ class Domain:
             return step is self.step
         return abs(step - self.step) <= RELATIVE_TOLERANCE * self.step
 
+    def is_spaced_like(self, times: np.ndarray) -> bool:
+        """Whether the mean time between these frames is that between its frames."""
+        steps = time_steps(times)
+        return bool(steps) and self.has_step(sum(steps) / 2)
+
     def points_of(self, axis: int) -> np.ndarray:
         """Coordinates of an axis; evenly spaced from 0 if they were not recorded."""
         length, points = self.lengths[axis], self.points[axis]

@@ -97,6 +97,11 @@ class Header:
         """Stored size of a trajectory in bytes."""
         return int(np.prod(self.shape, dtype=np.int64)) * DTYPES[self.dtype].itemsize
 
+    @property
+    def digest(self) -> str:
+        """Hash of everything except the values: a simulation repeated on another machine has the same."""
+        return fingerprint(self, ())
+
     def axes(self) -> dict[str, np.ndarray]:
         """Coordinates by axis name, and the times under t, as float64."""
         names = (*self.layout.axis_names, "t")

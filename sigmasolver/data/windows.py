@@ -15,7 +15,7 @@ from __future__ import annotations
 import operator
 from collections.abc import Collection, Iterable, Iterator, Sequence, Sized
 from copy import copy
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import prod
 from typing import NamedTuple, Protocol, TypeAlias, runtime_checkable
 
@@ -115,6 +115,12 @@ class WindowSpec:
                 f"starts is {requested} windows per trajectory, but only {available} fit into {subsampled} frames."
             )
         return available if requested is None else requested
+
+    def limited_to(self, frames: int) -> WindowSpec:
+        """The same windows, or all that fit into a trajectory of this many stored frames if those are fewer."""
+        every = replace(self, windows_per_trajectory=None)
+        requested = self.windows_per_trajectory
+        return self if requested is None or requested <= every.count_in(frames) else every
 
 
 class Row(NamedTuple):

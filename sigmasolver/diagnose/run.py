@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 
+from sigmasolver.data.domain import Domain
 from sigmasolver.data.reader import Reader
 from sigmasolver.data.windows import Windows, spread_evenly
 from sigmasolver.diagnose.components import components
@@ -25,7 +26,14 @@ from sigmasolver.diagnose.routing import routing
 from sigmasolver.diagnose.subject import Findings, NotApplicable, Subject
 from sigmasolver.diagnose.trust import trust
 from sigmasolver.evaluate import Request, source_of, windows_of
-from sigmasolver.forecast.checkpoint import load, load_recipe, open_data_of
+from sigmasolver.forecast.checkpoint import (
+    is_data_of,
+    load,
+    load_recipe,
+    open_as_recorded,
+    open_data_of,
+    refuse_other_domain,
+)
 from sigmasolver.ops.precision import matmul_precision
 from sigmasolver.recipes import Recipe
 from sigmasolver.runs import Run, provenance
@@ -62,8 +70,8 @@ def diagnose_run(
     """Run diagnostics (`names`; default: all) and write the results into the run folder; existing results are reused.
 
     A diagnostic that is not defined for the model is `skipped`, with the reason. `peers`: runs of the same model with
-    other seeds. `path`: the current location of the run's data. `tick` gets the diagnostic, the amount done (windows;
-    calls for interventions, calls and derivatives for components) and the total.
+    other seeds. `path`: the current location of the run's data, or other data, which are all test data. `tick` gets the
+    diagnostic, the amount done (windows; calls for interventions, calls and derivatives for components) and the total.
     """
     request, target_device = request or Request(), torch.device(device)
     _check_request(request)
@@ -71,12 +79,12 @@ def diagnose_run(
     diagnostics = {name: lookup(DIAGNOSTICS, name, "diagnostic") for name in selected}
     recipe = load_recipe(run)
     results: dict[str, Findings] = {}
-    with (
-        open_data_of(run, recipe, path=None if path is None else Path(path)) as store,
-        _open_evaluated(run, recipe, store, request) as evaluated,
-        run.locked("diagnose"),
-    ):
+    location = None if path is None else Path(path)
+    with _open(run, recipe, request, location) as (training, evaluated), run.locked("diagnose"):
         windows = windows_of(run, recipe, evaluated, request)
+        if location is not None and training is None:
+            domain = Domain.of(evaluated.header.layout, windows.fields, windows.times)
+            refuse_other_domain(run, recipe, evaluated.path, domain, anyway=False)
         facts = source_of(run, recipe, windows, request, evaluated.fingerprint)
         facts |= {"model": recipe.model.name, "seed": recipe.train.seed}
         environment = provenance(target_device)
@@ -85,7 +93,7 @@ def diagnose_run(
             source = {**facts, **_extra_facts(name, environment, peers)}
             findings = read_findings(run, name, source)
             if findings is None:
-                subject = subject or _load_subject(run, recipe, windows, store, request, target_device)
+                subject = subject or _load_subject(run, recipe, windows, training, request, target_device)
                 findings = _run_diagnostic(diagnostic, _subject_for(name, subject, peers, tick))
                 if findings.skipped is None:
                     write_findings(run, name, findings, {**source, **environment})
@@ -124,10 +132,26 @@ def _check_request(request: Request) -> None:
         raise ValueError("Diagnostics use the training grid; omit the grid.")
 
 
-def _open_evaluated(run: Run, recipe: Recipe, store: Reader, request: Request) -> AbstractContextManager[Reader]:
-    """The run's separate test data if it has some, else its training data."""
-    separate = request.split == "test" and isinstance(run.read_json("data.json").get("test"), dict)
-    return open_data_of(run, recipe, "test") if separate else nullcontext(store)
+@contextmanager
+def _open(run: Run, recipe: Recipe, request: Request, path: Path | None) -> Iterator[tuple[Reader | None, Reader]]:
+    """The training data of a run (None: not at hand), and the data with the requested split: the same, the separate
+    test data of the run, or other data at `path`."""
+    facts = run.read_json("data.json")
+    separate = request.split == "test" and isinstance(facts.get("test"), dict)
+    with ExitStack() as stack:
+        training: Reader | None = None
+        if path is not None:
+            training = stack.enter_context(open_as_recorded(run, recipe, path))
+            if not is_data_of(run, training):
+                yield None, training
+                return
+            separate = separate and not facts["parts"]["test"]
+        elif "path" in facts or not separate:
+            training = stack.enter_context(open_data_of(run, recipe))
+        if separate:
+            yield training, stack.enter_context(open_data_of(run, recipe, "test"))
+        elif training is not None:
+            yield training, training
 
 
 def _extra_facts(name: str, environment: Mapping[str, str], peers: Sequence[Run]) -> dict[str, Any]:
@@ -141,15 +165,15 @@ def _extra_facts(name: str, environment: Mapping[str, str], peers: Sequence[Run]
 
 
 def _load_subject(
-    run: Run, recipe: Recipe, windows: Windows, store: Reader, request: Request, device: torch.device
+    run: Run, recipe: Recipe, windows: Windows, store: Reader | None, request: Request, device: torch.device
 ) -> Subject:
-    """Load the forecaster and select its windows; `store` holds the training data."""
+    """Load the forecaster and select its windows; `store` holds the training data, if they are at hand."""
     forecaster = load(run.path, device)
     indices = spread_evenly(len(windows), request.windows)
-    training: Windows | None
-    if windows.windows_per_trajectory is None:  # windows are listed individually
+    training: Windows | None = None
+    if store is not None and windows.windows_per_trajectory is None:  # windows are listed individually
         training = recipe.windows_of(store, "train")
-    else:
+    elif store is not None:
         trajectories = run.read_json("data.json")["parts"]["train"]
         training = Windows(store, trajectories, recipe.training_window_spec())
     return Subject(run, recipe, forecaster, windows, indices, windows.spec.horizon, request.batch, training)

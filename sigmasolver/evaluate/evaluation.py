@@ -39,10 +39,12 @@ from sigmasolver.data.layout import shape_text
 from sigmasolver.data.mask import in_fluid, zero_in_solid
 from sigmasolver.data.normalise import Normaliser
 from sigmasolver.data.reader import Reader
-from sigmasolver.data.windows import Windows, spread_evenly
+from sigmasolver.data.windows import Windows, WindowSpec, spread_evenly
 from sigmasolver.evaluate import metrics
 from sigmasolver.forecast import Forecaster, rollout
 from sigmasolver.forecast.checkpoint import (
+    domain_of,
+    is_data_of,
     load,
     load_recipe,
     open_as_recorded,
@@ -199,6 +201,8 @@ def records_of_test_part(run: Run, recipe: Recipe, windows: int | None = None) -
         required["weights"] = run.digest
     if test is None and "listed" in data:
         required["windows"] = data["listed"]
+    elif test is not None and "windows" in test:  # those that come with a pretrained model
+        required["windows"] = test["windows"]
     elif "frames" in data:  # older runs do not record the length of their trajectories
         starts = recipe.evaluation_window_spec().count_in((test or data)["frames"])
         required["windows"] = starts * (test["count"] if test else len(data["parts"]["test"]))
@@ -279,7 +283,7 @@ def _windows_of_part(run: Run, recipe: Recipe, store: Reader, request: Request) 
         spec = replace(spec, space_stride=_stride(store.header, request.grid))
     facts = run.read_json("data.json")
     listed = recipe.task.split == "published" and store.published_windows is not None
-    if facts.get("fingerprint") == store.fingerprint:
+    if is_data_of(run, store):
         trajectories = facts.get("parts", {}).get(request.split)
         windows = recipe.windows_of(store, request.split, spec) if listed else None
         if not trajectories or (listed and windows is None):
@@ -290,8 +294,7 @@ def _windows_of_part(run: Run, recipe: Recipe, store: Reader, request: Request) 
         raise ValueError(f"All trajectories of {store.path} are test data for {run.path}; omit --split.")
     if "path" in facts and (run.path / facts["path"]).resolve() == store.path.resolve():
         refuse_changed_data(run, store, given=True)  # the file of the training data, with other values
-    if request.grid is None and store.header.grid == recipe.task.grid:
-        spec = replace(spec, space_stride=1)  # already on the grid of the task
+    spec = _spec_for_other_data(run, recipe, store.header, spec, request)
     test = recipe.windows_of(store, "test", spec) if listed else None
     if test is not None:
         return test  # the data set defines its own test windows
@@ -303,6 +306,16 @@ def _windows_of_part(run: Run, recipe: Recipe, store: Reader, request: Request) 
                 "data."
             )
     return Windows(store, range(len(store)), spec)
+
+
+def _spec_for_other_data(run: Run, recipe: Recipe, header: Header, spec: WindowSpec, request: Request) -> WindowSpec:
+    """The windows of a task in data that may already have its grid and frame spacing, and shorter trajectories."""
+    known, times = domain_of(run), header.layout.times
+    if request.grid is None and header.grid == recipe.task.grid:
+        spec = replace(spec, space_stride=1)
+    if known is not None and known.is_spaced_like(times):
+        spec = replace(spec, time_stride=1)
+    return spec.limited_to(len(times))
 
 
 def in_cohort(windows: Windows, task: str, name: str) -> Windows:

@@ -32,6 +32,7 @@ __all__ = [
     "data_of",
     "domain_of",
     "evaluation_data_of",
+    "is_data_of",
     "load",
     "load_read_options",
     "load_recipe",
@@ -195,6 +196,26 @@ def open_as_recorded(run: Run, recipe: Recipe, source: Path | Reader) -> Reader:
     recorded = [data.get("fingerprint") for data in (facts, facts.get("test")) if isinstance(data, dict)]
     reader = source if isinstance(source, Reader) else opened(source, *load_read_options(run, recipe))
     return reader.as_recorded([name for name in recorded if isinstance(name, str)])
+
+
+def is_data_of(run: Run, reader: Reader) -> bool:
+    """Whether these are the training data of a run, or the same simulation repeated: on another machine its values
+    differ by rounding, but the trajectories that were trained on are the same.
+
+    Raise ValueError if such a simulation is shorter than that of the run.
+    """
+    facts = run.read_json("data.json")
+    if reader.fingerprint == facts.get("fingerprint"):
+        return True
+    if reader.header.seed is None or reader.header.digest != facts.get("header"):
+        return False
+    needed = 1 + max(max(trajectories, default=0) for trajectories in facts.get("parts", {}).values())
+    if len(reader) < needed:
+        raise ValueError(
+            f"{reader.path} is the simulation that {run.path} was trained on, but has {len(reader)} of its {needed} "
+            f"trajectories; simulate all of them (--count {needed}), or use another seed."
+        )
+    return True
 
 
 def refuse_changed_data(run: Run, reader: Reader, separate_test: bool = False, given: bool = False) -> None:

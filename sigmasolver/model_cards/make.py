@@ -39,7 +39,7 @@ from sigmasolver.runs.quantise import dequantise, quantise
 from sigmasolver.simulate import simulator_of
 from sigmasolver.simulate.generate import header_of
 
-__all__ = ["LIMIT", "changed_settings", "make_folder", "tolerance_of"]
+__all__ = ["LIMIT", "changed_settings", "data_facts", "make_folder", "tolerance_of"]
 
 LIMIT = 1_000_000
 """Maximum size of the windows of one model in bytes."""
@@ -94,6 +94,7 @@ def make_folder(
         start = _last_input_frames(store, unseen, count)
         source = {"count": len(store), "seed": store.header.seed, "fingerprint": store.fingerprint}
     with open_store(out / "windows.h5") as kept:
+        folder.write_json("data.json", data_facts(run.read_json("data.json"), kept))
         windows = shipped_windows(kept, recipe)
         shipped = load(out)
         shipped_scores = score(shipped, windows, recipe)
@@ -125,6 +126,14 @@ def make_folder(
     card = folder.read_json("card.json")  # as a reader will see it
     (out / "card.md").write_text(card_text(card))
     return card
+
+
+def data_facts(facts: Mapping[str, Any], windows: Reader) -> dict[str, Any]:
+    """The `data.json` of a pretrained model from that of its run: without the path of the training data, and with the
+    shipped windows as separate test data."""
+    test = {"path": windows.path.name, "fingerprint": windows.fingerprint, "count": len(windows),
+            "frames": len(windows.header.layout.times), "windows": len(windows)}  # fmt: skip
+    return {**{name: value for name, value in facts.items() if name != "path"}, "test": test}
 
 
 def tolerance_of(rounding: float) -> float:

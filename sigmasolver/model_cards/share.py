@@ -7,15 +7,20 @@
     origins.json                             where a custom model comes from; its code is not included
 
 Neither the training data nor the path of their folder is included.
+
+`as_run` copies a pretrained model of the package to a run folder, where the results of `evaluate` and `diagnose` are
+stored.
 """
 
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from sigmasolver import pretrained
 from sigmasolver.forecast.checkpoint import ORIGINS, load, load_recipe
 from sigmasolver.plugins import origin_of
 from sigmasolver.recipes import Recipe
@@ -25,7 +30,9 @@ from sigmasolver.runs import Run, read_facts, read_records
 from sigmasolver.runs.files import os_errors_as_value_errors, read_bytes, replacing, replacing_folder
 from sigmasolver.version import __version__
 
-__all__ = ["save_pretrained"]
+__all__ = ["as_run", "save_pretrained"]
+
+RUN_FILES = ("recipe.json", "normaliser.json", "data.json", "windows.h5", "weights.safetensors")
 
 
 def save_pretrained(run: Run | str | Path, out: str | Path) -> Path:
@@ -57,6 +64,30 @@ def save_pretrained(run: Run | str | Path, out: str | Path) -> Path:
         with replacing_folder(folder) as temporary:
             _write_files(temporary, run, recipe, parameters, rows)
     return folder
+
+
+def as_run(model: str | Path, folder: str | Path = "runs") -> Run:
+    """The run that is meant: a run folder, or the name of a pretrained model.
+
+    A pretrained model is copied to a run of its name in `folder`, unless it is already there: the package may be
+    read-only, and is shared.
+    """
+    path = Path(model)
+    if (path / "recipe.json").exists() or str(model) not in pretrained.names():
+        return Run(path)
+    source, copy = Run(pretrained.folder(str(model))), Run(Path(folder) / str(model))
+    if copy.weights.exists():
+        if copy.digest != source.digest:
+            raise ValueError(
+                f"{copy.path} is not a copy of the pretrained model {model}, whose results are stored there; rename it."
+            )
+        return copy
+    with os_errors_as_value_errors(copy.path):
+        copy.path.parent.mkdir(parents=True, exist_ok=True)
+        with replacing_folder(copy.path) as temporary:
+            for name in RUN_FILES:
+                shutil.copyfile(source.path / name, temporary / name)
+    return copy
 
 
 def _write_files(folder: Path, run: Run, recipe: Recipe, parameters: int, rows: Sequence[dict[str, Any]]) -> None:

@@ -1,6 +1,7 @@
 """Trained weights that come with the package: a folder for each model, found by its name.
 
     recipe.json, normaliser.json, weights.safetensors   a run folder as `sigmasolver.load` reads it
+    data.json                                           what is recorded of the training data, which are not included
     windows.h5                                          a few unseen windows with the truth, a float16 store
     card.json, card.md                                  what is known of the model, as facts and as text
 

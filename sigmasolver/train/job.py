@@ -339,6 +339,7 @@ def _record_data(
         "fingerprint": store.fingerprint,
         "source": store.header.source,
         "seed": store.header.seed,
+        "header": store.header.digest,
         "frames": len(store.header.layout.times),
         "parts": _trajectories_by_part(parts),
         "digests": digests,

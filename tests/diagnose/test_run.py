@@ -8,7 +8,7 @@ import pytest
 
 from sigmasolver.data.header import Header
 from sigmasolver.data.layout import Layout
-from sigmasolver.data.store import Writer
+from sigmasolver.data.store import Writer, open_store
 from sigmasolver.diagnose import run as module
 from sigmasolver.diagnose.records import read_findings, rows_file
 from sigmasolver.diagnose.run import DIAGNOSTICS, diagnose_run, peers_of
@@ -226,12 +226,39 @@ def test_diagnose_run_rejects_invalid_requests(runs, names, request_, message):
     assert "\n" not in str(caught.value) and not (runs["first"].path / "diagnose").exists()
 
 
-def test_diagnose_run_rejects_other_data_and_folders(runs, study, tmp_path):
+def test_diagnose_run_on_other_data(runs, study, tmp_path, diagnostic_calls):
+    """All of them are test data, without distances to the training states; a repeated simulation is that of the run."""
+    run, own = runs["first"], diagnose_run(runs["first"], ["trust"])["trust"]
     generate(FLOW, 2, 5, tmp_path / "other.h5")
-    with pytest.raises(
-        ValueError, match=r"is not the training data of .*first, has changed since, .*; use the original\.$"
-    ):
+    other = diagnose_run(run, ["trust"], path=tmp_path / "other.h5")["trust"]
+    assert {row["windows"] for row in other.rows} == {8} == {row["windows"] for row in own.rows}
+    metrics = {row["metric"] for row in other.rows}
+    assert {row["metric"] for row in own.rows} - metrics >= {"distance_lead", "distance_true_lead"}
+    (error,) = [
+        row["value"] for row in evaluate_run(run, path=tmp_path / "other.h5")
+        if (row["metric"], row["lead"], row["model"]) == ("correlation_lead", 3, "transolver-sigma")
+    ]  # fmt: skip
+    assert error == pytest.approx(
+        next(r["value"] for r in other.rows if (r["metric"], r["lead"]) == ("correlation_lead", 3)), rel=1e-6
+    )
+    with open_store(study / "flow.h5") as store, Writer(tmp_path / "again.h5", store.header, 8) as writer:
+        writer.append(store[:] * np.float32(1 + 1e-6))
+    again = diagnose_run(run, ["trust"], path=tmp_path / "again.h5")["trust"]
+    assert {row["metric"] for row in again.rows} == {row["metric"] for row in own.rows}
+    assert {row["windows"] for row in again.rows} == {8} and again.rows[0]["data"] != own.rows[0]["data"]
+
+
+def test_diagnose_run_rejects_other_domains_and_folders(runs, study, tmp_path):
+    generate(replace(FLOW, interval=FLOW.interval / 2), 2, 5, tmp_path / "other.h5")
+    with pytest.raises(ValueError, match=r"its frames are .* apart, not .*; use matching data"):
         diagnose_run(runs["first"], ["maps"], path=tmp_path / "other.h5")
+    with (
+        open_store(study / "flow.h5") as store,
+        Writer(tmp_path / "mixed.h5", replace(store.header, source="selection"), 1) as writer,
+    ):
+        writer.append(store[:1])
+    with pytest.raises(ValueError, match="is in the training data of"):
+        diagnose_run(runs["first"], ["maps"], path=tmp_path / "mixed.h5")
     with pytest.raises(ValueError, match="is not a run"):
         diagnose_run(Run(tmp_path / "nothing"), ["maps"])
     assert not (tmp_path / "nothing").exists()

@@ -217,15 +217,61 @@ def test_evaluate_run_uses_all_trajectories_of_other_data(run, tmp_path):
 
 
 def test_evaluate_run_rejects_training_data(run, trained, tmp_path):
-    generate(FLOW, 9, 0, tmp_path / "more.h5")
-    with pytest.raises(ValueError, match=r"Trajectory 0 of .*more.h5 is in the training data of ") as caught:
-        evaluate_run(run, path=tmp_path / "more.h5")
+    """Whatever file they are in, unless it is the whole simulation: then its test split is used."""
+    for name, trajectories in (("mixed", slice(5, 8)), ("fair", slice(6, 8))):
+        with open_store(trained / "flow.h5") as store:
+            header = replace(store.header, source="selection")
+            with Writer(tmp_path / f"{name}.h5", header, len(range(8)[trajectories])) as writer:
+                writer.append(store[trajectories])
+    with pytest.raises(ValueError, match=r"Trajectory 0 of .*mixed.h5 is in the training data of ") as caught:
+        evaluate_run(run, path=tmp_path / "mixed.h5")
     assert "\n" not in str(caught.value) and not run.records.exists()
-    with open_store(trained / "flow.h5") as store, Writer(tmp_path / "fair.h5", store.header, 2) as writer:
-        writer.append(store[6:8])
-    moved = evaluate_run(run, path=tmp_path / "fair.h5")
+    generate(FLOW, 9, 0, tmp_path / "more.h5")
     original = evaluate_run(run)
-    assert [row["value"] for row in moved] == [row["value"] for row in original]
+    for name in ("fair", "more"):
+        rows = evaluate_run(run, path=tmp_path / f"{name}.h5")
+        assert [row["value"] for row in rows] == [row["value"] for row in original]
+
+
+def test_evaluate_run_recognises_a_repeated_simulation(run, trained, raw, tmp_path):
+    """On another machine its values differ by rounding, so neither fingerprint nor digests match: the trajectories that
+    were trained on must not become test data."""
+    rng = np.random.default_rng(0)
+    elsewhere = (raw * (1 + 1e-7 * rng.standard_normal(raw.shape))).astype(np.float32)
+    with open_store(trained / "flow.h5") as store:
+        header = store.header
+    for name, count, seed in (("again", 8, 0), ("short", 6, 0), ("unseen", 8, 1)):
+        with Writer(tmp_path / f"{name}.h5", replace(header, seed=seed), count) as writer:
+            writer.append(elsewhere[:count])
+    original, rows = evaluate_run(run), evaluate_run(run, path=tmp_path / "again.h5")
+    assert {row["windows"] for row in rows} == {row["windows"] for row in original} == {8}
+    assert {row["data"] for row in rows}.isdisjoint(row["data"] for row in original)
+    for metric in ("relative_l2", "rmse"):
+        expected = value(original, metric, "transolver-sigma")
+        assert value(rows, metric, "transolver-sigma") == pytest.approx(expected, rel=1e-4)
+    evaluate_run(run, Request(split="train"), tmp_path / "again.h5")
+    with pytest.raises(ValueError, match=r"has 6 of its 8 trajectories; simulate all of them \(--count 8\)") as caught:
+        evaluate_run(run, path=tmp_path / "short.h5")
+    assert "\n" not in str(caught.value)
+    assert {row["windows"] for row in evaluate_run(run, path=tmp_path / "unseen.h5")} == {32}
+
+
+def test_evaluate_run_on_data_that_are_already_strided_or_shorter(trained, raw, tmp_path):
+    task = replace(TASK, time_stride=2, space_stride=2, grid=(8, 8), history=1, horizon=2, starts=2)
+    run = Run(tmp_path / "run")
+    train_run(replace(SHORT, task=task), trained / "flow.h5", run)
+    with open_store(trained / "flow.h5") as store:
+        layout, source = store.header.layout, replace(store.header, source="strided")
+    strided = replace(layout, times=layout.times[::2], coordinates=tuple(axis[::2] for axis in layout.coordinates))
+    shorter = replace(layout, times=layout.times[:5])
+    for name, new, frames in (("strided", strided, raw[6:, ::2, ::2, ::2]), ("shorter", shorter, raw[6:, :5])):
+        with Writer(tmp_path / f"{name}.h5", replace(source, layout=new), 2) as writer:
+            writer.append(frames.astype(np.float32))
+    original = evaluate_run(run)
+    rows = evaluate_run(run, path=tmp_path / "strided.h5")
+    assert [row["value"] for row in rows] == [row["value"] for row in original]
+    assert {row["windows"] for row in original} == {4}
+    assert {row["windows"] for row in evaluate_run(run, path=tmp_path / "shorter.h5")} == {2}
 
 
 def write_variant(path, trained, **change):

@@ -18,16 +18,18 @@ import torch
 import sigmasolver
 from sigmasolver import pretrained
 from sigmasolver.cli import models
+from sigmasolver.data.domain import Domain
 from sigmasolver.data.store import Writer, open_store
 from sigmasolver.evaluate import metrics
-from sigmasolver.forecast.checkpoint import load, load_recipe
-from sigmasolver.model_cards.make import LIMIT, _choose_encoding, changed_settings, make_folder
+from sigmasolver.forecast.checkpoint import domain_of, load, load_recipe
+from sigmasolver.model_cards.make import LIMIT, _choose_encoding, changed_settings, data_facts, make_folder
 from sigmasolver.model_cards.score import score, shipped_windows, unseen_windows
+from sigmasolver.model_cards.share import RUN_FILES, as_run
 from sigmasolver.model_cards.text import card_text
 from sigmasolver.recipes import changed, recipe_of
-from sigmasolver.runs import Run, read_rows, read_tensors, replace_rows
+from sigmasolver.runs import Run, read_rows, read_tensors, replace_rows, write_tensors
 from sigmasolver.simulate import SIMULATORS, simulator_of
-from sigmasolver.simulate.generate import generate
+from sigmasolver.simulate.generate import generate, header_of
 
 ROOT = Path(__file__).parents[2]
 FRESH = 8
@@ -116,6 +118,55 @@ def test_card_facts_match_files_and_text(name):
     assert sum(tensor.numel() for tensor in tensors.values()) == card["parameters"]
     for row in card["test"]["scores"]:
         assert row["value"] == min(row["seeds"].values()) < row["yardstick"]
+
+
+def test_data_facts_match_card_and_simulator(name):
+    """The simulation that the card names is recognised wherever it is repeated, and the windows are the test data."""
+    run, card = Run(pretrained.folder(name)), pretrained.card(name)
+    facts, training = run.read_json("data.json"), card["training"]
+    assert facts["header"] == header_of(simulator_of(card["task"]), training["data_seed"]).digest
+    assert facts["fingerprint"] == training["fingerprint"] and "path" not in facts
+    counts = {part: len(trajectories) for part, trajectories in facts["parts"].items()}
+    assert counts == {"train": training["train"], "validation": 0, "test": training["test"]}
+    with open_store(run.path / "windows.h5") as store:
+        assert facts == data_facts(facts, store) and facts["test"]["windows"] == card["windows"]["count"]
+        layout = store.header.layout
+    assert not domain_of(run).differences(Domain.of(layout, layout.fields, layout.times))
+
+
+def test_pretrained_model_evaluates_and_diagnoses_like_a_run(call, tmp_path, monkeypatch):
+    """On its own windows by default; results are stored in a copy, not in the package."""
+    shipped, card = pretrained.folder("darcy"), pretrained.card("darcy")
+    before = {path.name for path in shipped.iterdir()}
+    monkeypatch.chdir(tmp_path)
+    code, out, err = call("evaluate", "darcy", "--device", "cpu")
+    assert code == 0 and err == "the results of the pretrained darcy are stored in runs/darcy\n"
+    score = card["windows"]["scores"][0]
+    assert f"{100 * score['value']:.3f}" in out and "16 windows of the test split" in out
+    rows = sigmasolver.evaluate_run("darcy")  # existing rows of the copy
+    (error,) = [r["value"] for r in rows if r["metric"] == "relative_l2" and r["model"] == "transolver-sigma"]
+    assert error == pytest.approx(score["value"], rel=card["windows"]["tolerance"])
+    corrections = sigmasolver.diagnose_run("darcy", "corrections", windows=2)["corrections"]
+    assert (tmp_path / "runs/darcy/diagnose/corrections.jsonl").exists()
+    ratios = [row["value"] for row in corrections.rows if row["metric"] == "correction_ratio"]
+    assert max(ratios) > 0.2  # of an untrained model: zero
+    code, _, err = call("evaluate", "darcy", "--split", "train")
+    assert code == 2 and "data.json of runs/darcy has no data path; pass it with --data" in err
+    assert {path.name for path in shipped.iterdir()} == before
+
+
+def test_as_run_does_not_mix_a_pretrained_model_with_other_runs(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert as_run("kf2").path == Path("kf2") and as_run(tmp_path).path == tmp_path
+    copy = as_run("darcy")
+    assert copy.path == Path("runs/darcy") and as_run("darcy").digest == copy.digest
+    assert {path.name for path in copy.path.iterdir()} == set(RUN_FILES)
+    write_tensors(copy.weights, {"weight": torch.zeros(1)}, {})
+    with pytest.raises(ValueError, match=r"runs/darcy is not a copy of the pretrained model darcy.*rename it"):
+        as_run("darcy")
+    (tmp_path / "darcy").mkdir()
+    (tmp_path / "darcy" / "recipe.json").write_text("{}")
+    assert as_run("darcy").path == Path("darcy"), "a run folder of this name is meant"
 
 
 def test_pretrained_total_size_is_small():

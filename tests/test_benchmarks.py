@@ -13,11 +13,13 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 from sigmasolver.data.formats import open_data
+from sigmasolver.data.store import open_store
 from sigmasolver.models import SolverConfig, build_solver
 from sigmasolver.ops.convolution import depthwise_convolution
 from sigmasolver.recipes import recipe_of
 from sigmasolver.simulate import simulator_of
 from sigmasolver.simulate.generate import generate
+from tests.registered import forgotten
 
 FOLDER = Path(__file__).parents[1] / "benchmarks"
 SMALL = ("task.grid=(8,8)", "model.width=16", "model.depth=1", "model.heads=2", "model.slices=4", "model.modes=2")
@@ -223,3 +225,66 @@ def test_windows_plain_copy_matches_the_reader(script, tmp_path):
         assert len(fields) == len(benchmark.FIELDS)
         for channel, field in enumerate(fields):
             np.testing.assert_array_equal(field, data[1, 7 : 7 + benchmark.SPAN][..., channel])
+
+
+# --- errors of trained models
+
+
+def test_sampling_error_benchmark(script, tmp_path, capsys):
+    """One window per trajectory, so the deviation over windows and that over trajectories are the same."""
+    from sigmasolver import load
+    from sigmasolver.model_cards.score import score, unseen_windows
+
+    benchmark, cpu = script("sampling_error"), torch.device("cpu")
+    generate(replace(simulator_of("darcy"), grid=85), 3, 7, tmp_path / "unseen.h5")  # with stride 5: 17 × 17
+    (row,) = benchmark.rows_for("darcy", tmp_path / "unseen.h5", None, cpu)
+    with open_store(tmp_path / "unseen.h5") as store:
+        (expected,) = score(load("darcy"), unseen_windows(store, recipe_of("darcy")), recipe_of("darcy"))
+    assert row["value"] == pytest.approx(expected["value"], rel=1e-5)
+    assert row["deviation"] == pytest.approx(expected["deviation"], rel=1e-3)
+    assert row["standard_error"] == row["deviation"] / math.sqrt(3)
+    assert row["standard_error_of_test_split"] == row["deviation"] / math.sqrt(200)
+    generate(replace(simulator_of("darcy"), grid=85), 1, 0, tmp_path / "seen.h5")
+    with pytest.raises(SystemExit, match="another seed than that of the training data"):
+        benchmark.rows_for("darcy", tmp_path / "seen.h5", None, cpu)
+
+
+def test_screening_benchmark(script, monkeypatch, tmp_path):
+    screening = script("screening")
+    task = replace(screening.TASK, grid=(16, 16), train=2, test=1)
+    monkeypatch.setattr(screening, "TASK", task)
+    monkeypatch.setattr(screening, "FLOW", replace(screening.FLOW, grid=32, stored=32, frames=30, step=1 / 96))
+    monkeypatch.setattr(screening, "FLOWS", 3)
+    monkeypatch.setattr(screening, "UPDATES", 2)
+    rows = [
+        row
+        for name in ("base", "clip-1", "half-spacing")
+        for row in screening.train(name, screening.FACTORS[name], 42, tmp_path)
+    ]
+    base, clipped, other_flow = ([row for row in rows[i : i + 6] if row["model"] != "persistence"] for i in (0, 6, 12))
+    assert [row["lead"] for row in base] == [None, 1, 16] and {row["step"] for row in rows} == {2}
+    assert base[0]["data"] == clipped[0]["data"] != other_flow[0]["data"]
+    path = tmp_path / "rows.jsonl"
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    change = 100 * (clipped[0]["value"] / base[0]["value"] - 1)
+    assert f"| clip-1 | 1 | {100 * clipped[1]['value']:.3g} |" in screening.table(path)
+    assert f"{change:+.1f} % ({change:+.1f})" in screening.table(path)
+
+
+@pytest.mark.parametrize("name", ["linear-xavier", "spectral-0.1"])
+def test_screening_initial_weights(script, name):
+    """Only the weights in question are drawn again, with the stated deviation."""
+    screening, parameters = script("screening"), []
+    with forgotten():
+        for index, factor in enumerate((screening.Factor(), screening.FACTORS[name])):
+            model = screening.with_initial_weights(f"{name}-{index}", factor)
+            torch.manual_seed(0)
+            parameters.append(dict(build_solver(model.name, model.config(screening.TASK)).named_parameters()))
+    changed_names = {key for key in parameters[0] if not torch.equal(parameters[0][key], parameters[1][key])}
+    matrices = {key for key, weight in parameters[0].items() if key.endswith("weight") and weight.ndim == 2}
+    spectral = {key for key, weight in parameters[0].items() if weight.shape[-1] == 2 and weight.ndim == 4}
+    assert spectral and changed_names == (matrices if name == "linear-xavier" else spectral)
+    key = max(changed_names, key=lambda key: parameters[1][key].numel())
+    weight = parameters[1][key]
+    expected = 0.1 if name == "spectral-0.1" else weight.shape[1] ** -0.5
+    assert weight.std().item() == pytest.approx(expected, rel=0.05)

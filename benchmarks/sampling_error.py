@@ -1,11 +1,11 @@
-"""How much the test error of a pretrained model depends on which trajectories were drawn for the test split.
+"""Sampling error of the test error of a pretrained model: how much it depends on the trajectories of the test split.
 
     sigmasolver simulate kf2d --count 24 --seed 1 --out unseen.h5
-    python benchmarks/test_draws.py kf2d unseen.h5 --windows 12 --out results/test_draws.jsonl
+    python benchmarks/sampling_error.py kf2d unseen.h5 --windows 12 --out results/sampling_error.jsonl
 
-The windows of a trajectory are correlated, so the mean over a test split is only as certain as its number of
-trajectories allows. Every trajectory of a store that was simulated with another seed is scored by itself. A row holds
-the mean over trajectories, the standard deviation between them, and the standard error of a mean over as many
+The windows of a trajectory are correlated, so a mean over a test split is only as certain as its number of trajectories
+allows. Every trajectory of a store that was simulated with another seed is scored by itself. A row holds the mean over
+trajectories, the standard deviation between them, and the standard errors of this mean and of a mean over as many
 trajectories as the test split of the task has.
 """
 
@@ -19,6 +19,7 @@ from pathlib import Path
 import torch
 from measure import append_rows
 
+from sigmasolver import pretrained
 from sigmasolver.data.store import open_store
 from sigmasolver.data.windows import Windows
 from sigmasolver.evaluate import Request, measure, rows_of
@@ -29,41 +30,42 @@ from sigmasolver.runs import Run, provenance
 from sigmasolver.runtime.parallel import World
 
 
-def draws(name: str, data: Path, windows: int | None, device: str) -> list[dict[str, object]]:
+def rows_for(name: str, data: Path, windows: int | None, device: torch.device) -> list[dict[str, object]]:
     """One row for each column that the paper prints for the task."""
-    run = Run(Path(__file__).parents[1] / "sigmasolver" / "pretrained" / name)
-    recipe, card, forecaster = load_recipe(run), run.read_json("card.json"), load(run.path, device)
-    request, world, columns = Request(windows=windows), World(device=torch.device(device)), card_columns(recipe)
+    run = Run(pretrained.folder(name))
+    recipe, card, forecaster = load_recipe(run), pretrained.card(name), load(run.path, device)
+    columns = card_columns(recipe)
     errors: list[list[float]] = []
     with open_store(data) as store, matmul_precision("float32"):
         if store.header.seed in (None, card["training"]["data_seed"]):
-            raise SystemExit(f"{data} was simulated with the seed of the training data; use another seed.")
-        for trajectory in range(len(store)):
-            one = Windows(store, [trajectory], recipe.evaluation_window_spec())
-            measured = rows_of(measure(forecaster, one, request, world)[0], recipe.task.targets, None)
-            errors.append([value_of(measured, column)[0] for column in columns])
-            print(trajectory, *(f"{100 * error:.3f} %" for error in errors[-1]), flush=True)
-        facts = {"benchmark": "test_draws", "model": name, "weights": run.digest, "data": store.fingerprint,
-                 "data_seed": store.header.seed, "trajectories": len(store), "windows": windows}  # fmt: skip
-    test_split = {(row["metric"], row["field"]): row["value"] for row in card["test"]["scores"]}
-    rows: list[dict[str, object]] = []
+            raise SystemExit(f"{data} needs a simulation with another seed than that of the training data.")
+        for index in range(len(store)):
+            trajectory = Windows(store, [index], recipe.evaluation_window_spec())
+            measured = measure(forecaster, trajectory, Request(windows=windows), World(device=device))[0]
+            rows = rows_of(measured, recipe.task.targets, None)
+            errors.append([value_of(rows, column)[0] for column in columns])
+            print(index, *(f"{100 * error:.3f} %" for error in errors[-1]), flush=True)
+        source = {"data": store.fingerprint, "data_seed": store.header.seed, "trajectories": len(store)}
+    source |= {"benchmark": "sampling_error", "model": name, "weights": run.digest, "windows": windows}
+    on_test_split = {(row["metric"], row["field"]): row["value"] for row in card["test"]["scores"]}
+    results: list[dict[str, object]] = []
     for column, values in zip(columns, zip(*errors, strict=True), strict=True):
         deviation = statistics.stdev(values)
-        rows.append(
+        results.append(
             {
-                **facts,
+                **source,
                 "metric": column.metric,
                 "field": column.field,
                 "value": statistics.fmean(values),
                 "deviation": deviation,
                 "standard_error": deviation / math.sqrt(len(values)),
-                "test_split": test_split[column.metric, column.field],
+                "test_split": on_test_split[column.metric, column.field],
                 "test_trajectories": recipe.task.test,
                 "standard_error_of_test_split": deviation / math.sqrt(recipe.task.test),
-                **provenance(torch.device(device)),
+                **provenance(device),
             }
         )
-    return rows
+    return results
 
 
 def main() -> None:
@@ -74,7 +76,7 @@ def main() -> None:
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--out", type=Path)
     args = parser.parse_args()
-    rows = draws(args.name, args.data, args.windows, args.device)
+    rows = rows_for(args.name, args.data, args.windows, torch.device(args.device))
     for row in rows:
         mean, error, split, split_error = (
             f"{100 * float(str(row[key])):.3f}"

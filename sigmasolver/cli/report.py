@@ -19,10 +19,17 @@ __all__ = ["figure", "report", "table"]
 SWEEPS = ("scaling", "training-cost")
 """Tables and figures that compare runs with different recipes."""
 Runs = Annotated[list[Path], typer.Argument(help="Run folders.")]
-Records = Annotated[list[Path], typer.Argument(help="Run folders, or one file of results (results/ledger.jsonl).")]
+Records = Annotated[
+    list[Path],
+    typer.Argument(
+        help="Run folders, or a file of results (results/ledger.jsonl), where runs without the needed rows are omitted."
+    ),
+]
 Where = Annotated[
     list[str] | None,
-    typer.Option("--where", metavar="NAME=VALUE", help="Only rows that match, such as horizon=20; repeatable."),
+    typer.Option(
+        "--where", metavar="NAME=VALUE", help="Only rows that match, such as horizon=20 or 'run=kf2d-*-42'; repeatable."
+    ),
 ]
 
 

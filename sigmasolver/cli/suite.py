@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -56,6 +57,17 @@ def suite(
         int | None,
         typer.Option(min=1, help="Number of evenly spaced test windows to evaluate; default: the whole test split."),
     ] = None,
+    diagnose: Annotated[
+        bool,
+        typer.Option(
+            "--diagnose",
+            help="Also diagnose each row on the paper's sample of windows: error decomposition, slice corrections.",
+        ),
+    ] = False,
+    ledger: Annotated[
+        Path | None,
+        typer.Option(help="JSON Lines file of results: skip the runs in it, and add each finished row."),
+    ] = None,
     show: Annotated[bool, typer.Option("--list", help="List the runs and their progress without training.")] = False,
     settings: Settings = None,
     plugin: Plugins = None,
@@ -79,9 +91,11 @@ def suite(
     from fnmatch import fnmatch
 
     from sigmasolver.experiments.jobs import Jobs
-    from sigmasolver.experiments.queue import Deadline, is_done
+    from sigmasolver.experiments.ledger import collect, recorded_runs, write
+    from sigmasolver.experiments.queue import Deadline, is_done, run_row
     from sigmasolver.recipes import changed, suite_of
     from sigmasolver.runs import Run
+    from sigmasolver.runs.files import refuse_folder
     from sigmasolver.runtime.interrupts import TERMINATED, Termination
     from sigmasolver.runtime.parallel import join
     from sigmasolver.train.engine import Execution
@@ -91,24 +105,42 @@ def suite(
     selected = [key for key in rows if only is None or any(fnmatch(key, pattern) for pattern in only)]
     if not selected:
         raise ValueError(f'No run of the suite {name} matches "{", ".join(only or ())}"; list them with --list.')
+    recorded: set[str] = set()
+    if ledger is not None:
+        refuse_folder(ledger)
+        recorded = recorded_runs(ledger, data_seed)
     if show:
         jobs = Jobs(_jobs_folder(out))
         active = jobs.active(selected)
         for key in selected:
+            if key in recorded:
+                screen.print(f"{key:45} in {ledger}", soft_wrap=True)
+                continue
             status = _run_status(Run(out / key), changed(rows[key], settings or []), windows)
             screen.print(f"{key:45} {status}{_job_status(jobs.find(key), active.get(key), status)}", soft_wrap=True)
         return
+    if skipped := recorded.intersection(selected):
+        screen.print(f"{ledger}: has {len(skipped)} of {len(selected)} runs", soft_wrap=True)
+        selected = [key for key in selected if key not in skipped]
     if on is not None:
         if minutes is not None:
             raise ValueError("--minutes stops this command, not its jobs; limit a job with --slurm time=MINUTES.")
+        if ledger is not None and detach:
+            raise ValueError("--ledger requires this command to wait; omit --detach, or repeat it after the jobs.")
         arguments = ["suite", name, "--data", str(data), "--out", str(out), "--device", device, "--engine", engine]
         arguments += ["--data-seed", str(data_seed)] if data_seed is not None else []
         arguments += [argument for setting in settings or () for argument in ("--set", setting)]
         arguments += ["--windows", str(windows)] if windows is not None else []
+        arguments += ["--diagnose"] if diagnose else []
         tasks = {rows[key].task.name for key in selected}
         recipes = {key: changed(recipe, settings or []) for key, recipe in rows.items() if recipe.task.name in tasks}
         specs = _job_specs(arguments, recipes, selected, data, data_seed, out, processes, nodes, data_only, windows)
-        return _run_jobs(specs, out, on, slurm or [], nodes, most, detach)
+        failed = _run_jobs(specs, out, on, slurm or [], nodes, most, detach)
+        if ledger is not None and not data_only:
+            write(ledger, [row for key in selected if key not in failed for row in collect(Run(out / key), windows)])
+        if failed:
+            raise typer.Exit(1)
+        return
     job_options = {
         "--slurm": slurm,
         "--jobs": most,
@@ -120,15 +152,19 @@ def suite(
         raise ValueError(f"{option} applies only to jobs; add --on slurm or --on local.")
     with join(device_of(device)) as world, Termination():
         execution = Execution(world, engine_of(engine, world))
+        finish = None if data_only else partial(run_row, windows=windows, diagnose=diagnose)
         for key in selected:
             # All rows of a task share one store, also those that are not selected.
             task = rows[key].task.name
             siblings = {k: changed(recipe, settings or []) for k, recipe in rows.items() if recipe.task.name == task}
-            if data_only or not is_done(Run(out / key), siblings[key], windows):
-                if not _finish_row(key, siblings, data, data_seed, out, execution, deadline, data_only, windows):
+            run = Run(out / key)
+            if data_only or not is_done(run, siblings[key], windows):
+                if not _finish_row(key, siblings, data, data_seed, run, execution, deadline, finish):
                     raise typer.Exit(TERMINATED if Termination.requested else 0)
             elif world.first:
                 screen.print(f"{key}: already finished")
+            if ledger is not None and world.first and not data_only:
+                write(ledger, collect(run, windows))
 
 
 def _run_status(run: Run, recipe: Recipe, windows: int | None) -> str:
@@ -184,7 +220,8 @@ def _job_specs(
 
 def _run_jobs(
     specs: list[JobSpec], out: Path, on: str, slurm: list[str], nodes: int, max_jobs: int | None, detach: bool
-) -> None:
+) -> list[str]:
+    """Submit the jobs, wait for them unless `detach`, and return the names of those that failed."""
     from sigmasolver.experiments.jobs import Jobs, slurm_options, supervise
 
     if on not in ("slurm", "local"):
@@ -208,7 +245,7 @@ def _run_jobs(
     )
     if failed:
         screen.print(f"{len(failed)} of {len(specs)} failed: {', '.join(failed)}", soft_wrap=True)
-        raise typer.Exit(1)
+    return failed
 
 
 def _finish_row(
@@ -216,18 +253,17 @@ def _finish_row(
     siblings: dict[str, Recipe],
     data: Path,
     data_seed: int | None,
-    out: Path,
+    run: Run,
     execution: Execution,
     deadline: Deadline,
-    data_only: bool,
-    windows: int | None,
+    finish: Callable[..., None] | None,
 ) -> bool:
-    """Simulate, train and evaluate one row; False if the time limit was reached."""
-    from sigmasolver.experiments.queue import OutOfTimeError, ensure_store, fraction_done, run_row
-    from sigmasolver.runs import Run
+    """Simulate the data of one row and `finish` it with `run_row` (None: only simulate); False if the time limit was
+    reached."""
+    from sigmasolver.experiments.queue import OutOfTimeError, ensure_store, fraction_done
     from sigmasolver.runtime.interrupts import Termination
 
-    recipe, run, screen = siblings[key], Run(out / key), console()
+    recipe, screen = siblings[key], console()
     try:
         with progress(f"simulating {recipe.task.name}", None) as update:
 
@@ -236,7 +272,7 @@ def _finish_row(
                 update(done, total)
 
             store = ensure_store(recipe, data, siblings.values(), data_seed, execution, on_progress)
-        if data_only:
+        if finish is None:
             if execution.world.first:
                 screen.print(f"{store}: complete", soft_wrap=True)
             return True
@@ -244,7 +280,7 @@ def _finish_row(
             doing = "evaluating" if run.finished else f"training from {100 * fraction_done(run):.1f} %"
             screen.print(f"{key}: {doing}")
         with training(execution.world) as watch:
-            run_row(recipe, store, run, execution, deadline, watch, windows)
+            finish(recipe, store, run, execution, deadline, watch)
     except OutOfTimeError as stopped:
         if execution.world.first:
             progress_text = f"{100 * fraction_done(run):.1f} % trained"

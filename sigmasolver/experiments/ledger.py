@@ -1,6 +1,7 @@
 """The ledger: results of finished runs as tidy rows, each with what is needed to reproduce and judge it.
 
-A row is a record of `evaluate` (free rollouts on the test split with the final weights) with, in addition,
+A row is a record of `evaluate` (free rollouts on the test split with the final weights) or of `diagnose` (error
+decomposition and slice corrections) with, in addition,
 
     budget       number of updates relative to the paper's recipe for that task
     data_seed    seed of the simulator; null for imported data
@@ -11,10 +12,11 @@ from __future__ import annotations
 
 import fcntl
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from sigmasolver.diagnose.records import read_findings
 from sigmasolver.evaluate import records_of_test_part
 from sigmasolver.forecast.checkpoint import load_recipe
 from sigmasolver.recipes import RECIPES, recipe_of
@@ -22,11 +24,20 @@ from sigmasolver.runs import Run, read_records, replace_rows
 from sigmasolver.runs.files import os_errors_as_value_errors
 from sigmasolver.train.dry_run import updates_of
 
-__all__ = ["METRICS", "budget_of", "collect", "write"]
+__all__ = ["DIAGNOSTICS", "METRICS", "budget_of", "collect", "recorded_runs", "write"]
 
 REQUIRED_KEYS = ("budget", "data_seed", "data", "precision", "windows", "step", "commit", "machine", "date")
 """Keys that every row must have for the page."""
 METRICS = ("parameters", "relative_l2", "relative_l2_final", "relative_l2_lead")
+_ENERGIES = ("injection", "propagation", "cross")
+DIAGNOSTICS = {
+    "decomposition": (
+        *(f"{part}_relative" for part in (*_ENERGIES, "total")),
+        *(f"{part}_share" for part in _ENERGIES),
+    ),
+    "corrections": ("gamma", "correction_ratio"),
+}
+"""Metrics of the diagnostics that the ledger contains, over all fields together."""
 
 
 def budget_of(updates: int, task: str) -> float:
@@ -56,10 +67,38 @@ def collect(run: Run, windows: int | None = None) -> list[dict[str, Any]]:
             f"{'the whole test split' if windows is None else windows}{'' if windows is None else ' windows'}; "
             f"create them with: sigmasolver evaluate {run.path}{windows_option}"
         )
+    rows += _diagnoses(run, rows[0])
     seconds = run.training_seconds()
     facts = {"budget": budget_of(rows[0]["step"], task.name), "data_seed": run.read_json("data.json").get("seed")}
     facts |= {} if seconds is None else {"seconds": seconds}
     return [{**row, **facts} for row in rows]
+
+
+def _diagnoses(run: Run, evaluated: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Rows of the diagnoses of the same weights on the same test data."""
+    rows = []
+    for name, metrics in DIAGNOSTICS.items():
+        findings = read_findings(run, name)
+        rows += [
+            row
+            for row in (() if findings is None else findings.rows)
+            if all(row[key] == evaluated[key] for key in ("weights", "data", "part"))
+            and row["metric"] in metrics
+            and row["field"] is None
+        ]
+    return rows
+
+
+def recorded_runs(file: Path, data_seed: int | None = None) -> set[str]:
+    """The runs in a ledger; none if there is no file. Raises ValueError if one was trained on data of another seed."""
+    rows = read_records(file, REQUIRED_KEYS)
+    for row in rows:
+        if data_seed is not None and row["data_seed"] not in (None, data_seed):
+            raise ValueError(
+                f"{file} has {row['run']} with data seed {row['data_seed']}, not {data_seed}; its rows would be "
+                "replaced. Pass another file, or the same seed."
+            )
+    return {row["run"] for row in rows}
 
 
 def write(file: Path, rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:

@@ -10,9 +10,11 @@ import math
 import time
 from collections.abc import Callable, Iterable
 from pathlib import Path
+from typing import Any
 
 from sigmasolver.data.formats import download_instructions, find_download
 from sigmasolver.data.store import open_store
+from sigmasolver.diagnose.run import diagnose_run
 from sigmasolver.evaluate import Request, evaluate_run, records_of_test_part
 from sigmasolver.forecast.checkpoint import begin
 from sigmasolver.recipes import Recipe
@@ -20,13 +22,25 @@ from sigmasolver.runs import Run, read_facts
 from sigmasolver.runtime.interrupts import Termination
 from sigmasolver.simulate import SIMULATORS, simulator_of
 from sigmasolver.simulate.generate import generate, header_of
-from sigmasolver.tasks import REALM
+from sigmasolver.tasks import COHORTS, REALM
 from sigmasolver.train.engine import Execution
 from sigmasolver.train.job import train_run
 from sigmasolver.train.loop import Progress
 
-__all__ = ["Deadline", "OutOfTimeError", "ensure_store", "fraction_done", "is_done", "run_row", "store_is_ready"]
+__all__ = [
+    "SAMPLED",
+    "Deadline",
+    "OutOfTimeError",
+    "diagnose_row",
+    "ensure_store",
+    "fraction_done",
+    "is_done",
+    "run_row",
+    "store_is_ready",
+]
 
+SAMPLED = ("decomposition", "corrections")
+"""The diagnostics of which the paper states the sample of test windows, by the names of their cohorts."""
 _REALM = frozenset(task.name for task in REALM)
 
 
@@ -156,9 +170,10 @@ def run_row(
     deadline: Deadline,
     watch: Callable[[Progress], None] | None = None,
     windows: int | None = None,
+    diagnose: bool = False,
 ) -> None:
-    """Train and evaluate one row, on `windows` windows (None: all). Saves the state and raises OutOfTimeError once the
-    deadline has passed."""
+    """Train one row, diagnose it on request, and evaluate it on `windows` windows (None: all). Saves the state and
+    raises OutOfTimeError once the deadline has passed."""
 
     def tick(done: int, total: int) -> None:
         # Only a single process may abort an evaluation; several would deadlock.
@@ -168,6 +183,32 @@ def run_row(
     train_run(recipe, store, run, execution, watch, deadline.passed)
     if not run.finished:
         raise OutOfTimeError("training")
+    if diagnose:
+        diagnose_row(recipe, store, run, execution, deadline)
     # The REALM table has the errors of all splits; test comes last, because its records mark the row as done.
     for part in ("train", "validation", "test") if recipe.task.name in _REALM else ("test",):
         evaluate_run(run, Request(split=part, windows=windows), store, execution.world, tick)
+
+
+def diagnose_row(recipe: Recipe, store: Path, run: Run, execution: Execution, deadline: Deadline) -> None:
+    """Write the diagnoses of which the paper states the sample, as far as they apply to the task and the model.
+
+    A smaller test split than the paper's is sampled evenly, with as many windows as the paper, or all.
+    """
+
+    def tick(name: str, *_: Any) -> None:
+        deadline.check(f"diagnosing {name}")
+
+    stopped = ""
+    try:
+        for name in SAMPLED if execution.world.first else ():
+            cohort = COHORTS[name].get(recipe.task.name)
+            if cohort is not None:
+                complete = max(cohort.trajectories) < recipe.task.test
+                count = len(cohort.trajectories) * (cohort.windows_per_trajectory or 1)
+                request = Request(cohort=name) if complete else Request(windows=count)
+                diagnose_run(run, [name], request, execution.world.device, tick, path=store)
+    except OutOfTimeError as error:
+        stopped = str(error)
+    if execution.world.agreed(bool(stopped)):
+        raise OutOfTimeError(stopped or "diagnosing")

@@ -100,12 +100,15 @@ def _upright(run: Run, arrays: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
 
 
 def read_results(file: Path, needs: Sequence[Need] = (), conditions: Sequence[str] = ()) -> Rows:
-    """The rows of a results file such as the ledger, in which every run has a unique name."""
+    """The rows of a results file such as the ledger, in which every run has a unique name; only the runs that have all
+    needed rows."""
     rows = where(read_records(file), conditions)
+    complete = {row["run"] for row in rows}
     for need in needs:
-        if not any(need.matches(row) for row in rows):
+        complete &= {row["run"] for row in rows if need.matches(row)}
+        if not complete:
             raise ValueError(f"{file} has no {need.metrics[0]}; pass the folders of the runs instead.")
-    return [{**row, "folders": [row["run"]], "measured_as": row["run"]} for row in rows]
+    return [{**row, "folders": [row["run"]], "measured_as": row["run"]} for row in rows if row["run"] in complete]
 
 
 def dimensions_of(paths: Sequence[Path], rows: Rows, units: Sequence[str] = ()) -> Dimensions:

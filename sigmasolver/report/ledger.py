@@ -10,8 +10,8 @@ import statistics
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from sigmasolver.report.digits import significant, spread
-from sigmasolver.report.published import OURS, TASK_LABELS, Column, Number, PublishedTable, tables
+from sigmasolver.report.digits import NOT_FINITE, significant, spread
+from sigmasolver.report.published import OURS, TASK_LABELS, Column, Number, PublishedTable, numbers, tables
 from sigmasolver.report.study import TRIVIAL_BASELINES
 
 __all__ = ["results_page"]
@@ -33,7 +33,8 @@ paper's experiment. *Ours* is the mean over seeds, ± the sample standard deviat
 our mean relative to the paper's. The data are simulated ([simulators.md](simulators.md)) and differ from those of the
 paper, so error levels may differ for reasons other than the model.
 `sigmasolver suite ledger --data-seed SEED --only RUN` repeats a run; its data seed, precision and machine are under
-[Origin](#origin).
+[Origin](#origin). `sigmasolver table main results/ledger.jsonl --where budget=1.0` prints the paper's main table with
+the runs at its budget.
 """
 
 
@@ -50,12 +51,16 @@ def results_page(
     setting; `compared` lists the runs of all models at equal updates, `timed` those of different training lengths.
     """
     parts, factors = [HEADER], factors or {}
+    diagnosed = [row for row in rows if "diagnostic" in row]
+    rows = [row for row in rows if "diagnostic" not in row]
     main_rows = [row for row in rows if row["run"] not in {*factors, *compared, *timed}]
     for task in (name for name in TASK_LABELS if any(row["task"] == name for row in main_rows)):
         parts.append(_task_section([row for row in main_rows if row["task"] == task], task))
     present = {row["run"] for row in rows}
     parts += _counterparts_section(main_rows)
     parts += [section for name in VARIANT_TABLES for section in _variants_section(main_rows, name)]
+    parts += _decomposition_section([row for row in diagnosed if row["diagnostic"] == "decomposition"])
+    parts += _corrections_section([row for row in diagnosed if row["diagnostic"] == "corrections"])
     if present & set(factors):
         parts.append(_factors_section(rows, factors))
     if present & set(compared):
@@ -176,6 +181,57 @@ def _variant_lines(trained: Mapping[str, Sequence[Row]], table: PublishedTable, 
                 ]
             )
     return lines
+
+
+def _decomposition_section(rows: Sequence[Row]) -> list[str]:
+    """Section with the energies of the error at the last lead, one line per run without its seed."""
+    groups: dict[str, list[Row]] = {}
+    for row in rows:
+        if row["lead"] == row["horizon"] and row["metric"].endswith("_relative"):
+            groups.setdefault(row["run"].rpartition("-")[0], []).append(row)
+    if not groups:
+        return []
+    printed, lines = numbers("app:exact-error-decomposition"), []
+    for group, own in groups.items():
+        first, cells = own[0], []
+        for metric in ("injection_relative", "propagation_relative", "cross_relative", "total_relative"):
+            values = [row["value"] for row in own if row["metric"] == metric]
+            cells.append(NOT_FINITE if None in values else _format_mean(values))
+            if metric in ("injection_relative", "propagation_relative"):
+                paper = printed.get((first["task"], first["model"], metric))
+                cells.append("–" if paper is None else str(paper))
+        lines.append([group, f"{100 * first['budget']:.3g} %", str(first["lead"]), str(first["windows"]), *cells])
+    head = ("run", "budget", "lead", "windows", "injection", "paper", "propagation", "paper", "cross term", "total")
+    return [
+        "## Error decomposition\n\nEnergy of the error of free forecasts at the last lead, relative to that of the "
+        "truth (`eq:exact-error-energy`): injected by the last call, propagated from earlier ones, and their cross "
+        "term; means over the windows of the paper's sample, or of a smaller test split. `sigmasolver figure "
+        "decomposition results/ledger.jsonl` draws all leads.\n\n" + _markdown(head, lines)
+    ]
+
+
+def _corrections_section(rows: Sequence[Row]) -> list[str]:
+    """Section with the scale and the mean correction of every layer, two lines per run."""
+    mean = [row for row in rows if row["case"] is None and row["layer"] is not None]
+    if not mean:
+        return []
+    layers = sorted({row["layer"] for row in mean})
+    printed, lines = numbers("app:srpa-layerwise-corrections"), []
+    for run in dict.fromkeys(row["run"] for row in mean):
+        own = [row for row in mean if row["run"] == run]
+        for metric, label, scale in (("gamma", "γ", 1), ("correction_ratio", "correction (%)", 100)):
+            values = {row["layer"]: scale * row["value"] for row in own if row["metric"] == metric}
+            cells = [significant(values[layer]) if layer in values else "–" for layer in layers]
+            lines.append([run, f"{100 * own[0]['budget']:.3g} %", label, *cells])
+            paper = [printed.get((own[0]["task"], own[0]["model"], f"{metric}_layer_{layer}")) for layer in layers]
+            if any(paper):
+                lines.append(["", "", f"{label}, paper", *("–" if number is None else str(number) for number in paper)])
+    head = ("run", "budget", "", *(f"layer {layer}" for layer in layers))
+    return [
+        "## Slice corrections\n\nScale γ of the slice residual, and the norm of the correction relative to the slice "
+        "states (`eq:srpa-joint-ratio`), mean over the three cases of the sample; the paper prints |γ|. `sigmasolver "
+        "figure corrections results/ledger.jsonl` draws them.\n\n" + _markdown(head, lines)
+    ]
 
 
 def _horizon_columns(task: str) -> list[Column]:

@@ -309,7 +309,7 @@ def efficiency_table(rows: Rows) -> Table:
     measured = [row for row in rows if row.get("diagnostic") == "efficiency" and row["run"] in runs.values()]
     machines = {task: {row["machine"] for row in chosen if row["task"] == task} for task, _ in runs}
     by_metric = {(row["task"], row["model"], row["metric"]): row for row in chosen}
-    printed = numbers()
+    printed = numbers("app:efficiency-measurements")
     tasks = unique(task for task, _, _ in [*printed, *by_metric])
     pairs = unique((task, model) for task in tasks for other, model, _ in [*printed, *by_metric] if other == task)
     lines, scores = [], []

@@ -199,9 +199,16 @@ def cohorts() -> dict[str, Cohort]:
     return {task: Cohort(table["source"], *counts) for task, *counts in table["rows"]}
 
 
-def numbers() -> dict[tuple[str, str, str], Number]:
-    """Numbers quoted in the text, by task, model and metric."""
-    return {(task, model, metric): Number(text, source) for source, task, model, metric, text in _read()["numbers"]}
+def numbers(section: str) -> dict[tuple[str, str, str], Number]:
+    """Numbers quoted in the text of a section, given by its label, by task, model and metric.
+
+    Energies of a decomposition are those of the last lead; metrics of a layer end in its number, and |γ| is quoted.
+    """
+    return {
+        (task, model, metric): Number(text, source)
+        for source, task, model, metric, text in _read()["numbers"]
+        if source == section
+    }
 
 
 def model_label(model: str) -> str:

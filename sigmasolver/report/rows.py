@@ -11,6 +11,7 @@ import statistics
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
 from typing import Any
 
 import numpy as np
@@ -148,19 +149,19 @@ def refuse_mixed_cohorts(rows: Rows) -> None:
 
 
 def where(rows: Rows, conditions: Iterable[str]) -> list[Row]:
-    """Filter rows by conditions `name=value`; rows without the key are kept."""
+    """Filter rows by conditions `name=value`, where * and ? match any text; rows without the key are kept."""
     remaining = list(rows)
     for condition in conditions:
         name, equals, value = (part.strip() for part in condition.partition("="))
         if not equals or not name:
             raise ValueError(f'--where must be name=value, such as horizon=20, got "{condition}".')
         values = {_fact(row, name) for row in remaining if name in row or name in _DEFAULTS}
-        if value not in values:
+        if not any(fnmatchcase(own, value) for own in values):
             if not values:
                 known = ", ".join(sorted({key for row in remaining for key in row}))
                 raise ValueError(f'No row has "{name}"; {f"choose from {known}" if known else "there are no rows"}.')
             raise ValueError(f"No row has {name} {value}; the rows have {', '.join(sorted(values))}.")
-        remaining = [row for row in remaining if _fact(row, name) in (value, "null")]
+        remaining = [row for row in remaining if (own := _fact(row, name)) == "null" or fnmatchcase(own, value)]
     return remaining
 
 

@@ -15,7 +15,7 @@ from sigmasolver.experiments.records import dimensions_of, join_records, label_r
 from sigmasolver.report.figures import FIGURES
 from sigmasolver.report.paper_tables import TABLES
 from sigmasolver.report.study import Dimensions
-from sigmasolver.runs import Run, replace_rows
+from sigmasolver.runs import Run, read_rows, replace_rows
 from tests.forked import COMMAND, Forked
 from tests.report import made
 
@@ -60,6 +60,11 @@ def test_results_file_gives_the_same_table_and_figure_as_run_folders(tmp_path):
     assert call("figure", "rollout", file, "--out", tmp_path / "a").exit_code == 0
     assert call("figure", "rollout", *runs, "--out", tmp_path / "b").exit_code == 0
     assert (tmp_path / "a" / "rollout.png").read_bytes() == (tmp_path / "b" / "rollout.png").read_bytes()
+    steady = [{**row, "run": "darcy-unet-42"} for row in made.errors("darcy", "unet") if row["lead"] is None]
+    with_others = tmp_path / "with_others.jsonl"  # of which runs without leads are omitted
+    replace_rows(with_others, [*read_rows(file), *steady])
+    assert call("figure", "rollout", with_others, "--out", tmp_path / "c").exit_code == 0
+    assert (tmp_path / "c" / "rollout.png").read_bytes() == (tmp_path / "b" / "rollout.png").read_bytes()
     message = str(call("figure", "spectra", file, "--out", tmp_path).exception)
     assert message == f"{file} has no correlation_lead; pass the folders of the runs instead."
 

@@ -160,6 +160,41 @@ def test_suite_minutes_stops_and_resumes(call, trained, tmp_path):
     assert code == 0 and "ns2d-transolver-sigma-42: evaluating" in out and "training from" not in out, err
 
 
+def test_suite_records_finished_rows_in_a_ledger(call, trained, tmp_path):
+    """Rows are diagnosed, added to the file, and from then on skipped wherever their runs are."""
+    folder, _ = trained
+    (tmp_path / "data").mkdir()
+    import_data(folder / "my.npy", tmp_path / "data" / "ns2d.h5", names=["u"])
+    sizes = ("grid=(8,8)", "history=2", "horizon=3", "train=4", "test=2", "inputs=('u',)", "targets=('u',)")
+    args = [word for setting in sizes for word in ("--set", f"task.{setting}")]
+    ledger, names = tmp_path / "ledger.jsonl", ["ns2d-transolver-sigma-42", "ns2d-unet-42"]
+    args = ["suite", "main", *args, *TINY, "--data", tmp_path / "data", "--diagnose", "--ledger", ledger]
+    only = [word for name in names for word in ("--only", name)]
+    code, out, err = call(*args, *only[:2], "--out", tmp_path / "runs")
+    assert code == 0, err
+    rows = read_rows(ledger)
+    samples = {(row.get("diagnostic"), row["windows"], row["part"]) for row in rows}
+    assert samples == {(None, 8, "test"), ("decomposition", 8, "test"), ("corrections", 3, "test")}
+    assert {row["run"] for row in rows} == set(names[:1]) and {row["budget"] for row in rows} == {4 / 250_000}
+    for lead in (1, 2, 3):
+        parts = {row["metric"]: row["value"] for row in rows if row.get("diagnostic") and row["lead"] == lead}
+        whole = sum(parts[f"{part}_relative"] for part in ("injection", "propagation", "cross"))
+        assert whole == pytest.approx(parts["total_relative"], rel=1e-6)
+    elsewhere = ("--out", tmp_path / "elsewhere")
+    code, out, err = call(*args, *only, *elsewhere, "--list")
+    assert dict(line.split(maxsplit=1) for line in out.splitlines()) == {names[0]: f"in {ledger}", names[1]: "pending"}
+    code, out, err = call(*args, *only, *elsewhere)
+    assert code == 0 and f"{ledger}: has 1 of 2 runs" in out, err
+    assert [path.name for path in (tmp_path / "elsewhere").iterdir()] == names[1:]
+    diagnosed = {(row["run"], row.get("diagnostic")) for row in read_rows(ledger)}
+    expected = {(names[0], name) for name in (None, "decomposition", "corrections")}
+    assert diagnosed == expected | {(names[1], None), (names[1], "decomposition")}, "a U-Net has no slices"
+    table = call("figure", "decomposition", ledger, "--where", "diagnostic=decomposition", "--out", tmp_path)
+    assert table[0] == 0, table[2]
+    code, _, err = call(*args[:-1], tmp_path)
+    assert code == 2 and "is a folder" in err
+
+
 def test_train_minutes_stops_and_resumes(call, trained, tmp_path):
     folder, _ = trained
     args = ("train", "--data", folder / "my.npy", *OWN, *TINY, "--out", tmp_path / "run")

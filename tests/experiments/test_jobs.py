@@ -86,8 +86,12 @@ def test_suite_on_local_restarts_and_reports_jobs(tmp_path, call):
         torch.equal(restarted[name], uninterrupted[name]) for name in restarted
     )
     assert read_rows(run.records), "the run is evaluated"
-    code, out, _ = call(*args, "--on", "local")
+    ledger = tmp_path / "ledger.jsonl"
+    code, out, _ = call(*args, "--on", "local", "--ledger", ledger)
     assert code == 0 and "submitted" not in out and f"{ROWS[0]}: finished" in out
+    assert {row["run"] for row in read_rows(ledger)} == {ROWS[0]}
+    code, out, _ = call(*args, "--on", "local", "--ledger", ledger)
+    assert code == 0 and out.strip() == f"{ledger}: has 1 of 1 runs"
 
 
 def test_supervise_runs_jobs_after_their_dependencies(tmp_path):
@@ -220,6 +224,7 @@ def test_job_errors_are_one_sentence(call, tmp_path, monkeypatch):
         ((*suite, "--on", "local", "--nodes", "2"), "--nodes requires --on slurm"),
         ((*suite, "--on", "local", "--minutes", "3"), "limit a job with --slurm time"),
         ((*suite, "--on", "slurm", "--detach", "--jobs", "2"), "--jobs requires this command to wait"),
+        ((*suite, "--on", "slurm", "--detach", "--ledger", "l.jsonl"), "--ledger requires this command to wait"),
         ((*suite, "--slurm", "time=60"), "--slurm applies only to jobs; add --on"),
         ((*suite, "--on", "slurm", "--slurm", "time=2h"), "whole minutes, at least"),
         ((*suite, "--on", "slurm", "--slurm", "partition="), "must be NAME=VALUE"),

@@ -8,12 +8,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from sigmasolver.diagnose.run import diagnose_run
 from sigmasolver.evaluate import Request, evaluate_run
-from sigmasolver.experiments.ledger import METRICS, collect, write
+from sigmasolver.experiments.ledger import DIAGNOSTICS, METRICS, collect, recorded_runs, write
 from sigmasolver.experiments.queue import is_done
 from sigmasolver.forecast.checkpoint import load_recipe
 from sigmasolver.models import count_parameters
 from sigmasolver.recipes import changed, factor_settings, recipe_of, suite_of
+from sigmasolver.report.digits import significant
 from sigmasolver.report.ledger import results_page
 from sigmasolver.runs import Run, read_rows
 from sigmasolver.simulate.generate import generate
@@ -33,7 +35,7 @@ def test_results_page_is_up_to_date():
 
 def test_ledger_rows_match_the_recipes_of_the_suites():
     planned = suite_of("ledger") | suite_of("factors") | suite_of("comparison") | suite_of("cost")
-    assert {row["metric"] for row in ROWS} <= set(METRICS)
+    assert {row["metric"] for row in ROWS} <= {*METRICS, *DIAGNOSTICS["decomposition"], *DIAGNOSTICS["corrections"]}
     for row in ROWS:
         recipe = planned[row["run"]]
         assert row["task"] == recipe.task.name and row["seed"] in (None, recipe.train.seed)
@@ -260,6 +262,39 @@ def test_write_replaces_rows_of_the_same_run(run, tmp_path):
     write(file, other)
     write(file, rows)
     assert write(file, rows) == [*other, *rows] == [json.loads(line) for line in file.read_text().splitlines()]
+
+
+def test_recorded_runs_are_those_of_the_same_data_seed(run, tmp_path):
+    file = tmp_path / "ledger.jsonl"
+    assert recorded_runs(file, 5) == set()
+    write(file, collect(run))
+    assert recorded_runs(file) == recorded_runs(file, 5) == {run.path.name}
+    with pytest.raises(ValueError, match=f"has {run.path.name} with data seed 5, not 6; its rows would be replaced"):
+        recorded_runs(file, 6)
+
+
+def test_collect_includes_diagnoses_of_the_same_weights(run, tmp_path):
+    shutil.copytree(run.path, tmp_path / run.path.name)
+    copy = Run(tmp_path / run.path.name)
+    findings = diagnose_run(copy, ["decomposition", "corrections"])
+    rows = collect(copy)
+    assert rows[: len(collect(run))] == collect(run)
+    diagnosed = rows[len(collect(run)) :]
+    assert {row["metric"] for row in diagnosed} == {metric for metrics in DIAGNOSTICS.values() for metric in metrics}
+    assert {row["budget"] for row in diagnosed} == {5 / 250_000} and {row["field"] for row in diagnosed} == {None}
+    energies = [row for row in findings["decomposition"].rows if row["field"] is None and row["lead"] == 10]
+    page = results_page([{**row, "field": row["field"] and "vorticity"} for row in rows], [])
+    parts = [next(row["value"] for row in energies if row["metric"] == f"{part}_relative")
+             for part in ("injection", "propagation", "cross", "total")]  # fmt: skip
+    injection, propagation, cross, total = map(significant, parts)
+    line = f"| 10 | 2 | {injection} | 0.00720 | {propagation} | 0.01876 | {cross} | {total} |"
+    assert f"| ns2d-physolver | 0.002 % {line}" in page
+    means = [row for row in findings["corrections"].rows if row["case"] is None and row["layer"] is not None]
+    (ratio,) = [100 * row["value"] for row in means if row["metric"] == "correction_ratio"]
+    assert f"| ns2d-physolver-42 | 0.002 % | correction (%) | {significant(ratio)} |" in page
+    other = copy.path / "diagnose" / "decomposition.jsonl"
+    other.write_text(other.read_text().replace(run.digest, "0" * 16))
+    assert {row.get("diagnostic") for row in collect(copy)} == {None, "corrections"}
 
 
 def test_collect_errors(run, tmp_path):

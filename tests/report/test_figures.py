@@ -131,6 +131,19 @@ def test_rollout_gain_labels_do_not_overlap(scale):
     )
 
 
+@pytest.mark.parametrize(("letters", "columns"), [(1, 6), (30, 3), (50, 2), (80, 1)])
+def test_legend_has_as_many_columns_as_fit(letters, columns):
+    names = [f"{'model' * letters}"[:letters] + str(number) for number in range(7)]
+    figure = rollout([{**row, "model": name, "run": name} for name in names for row in made.errors("ns2d", "physolver")
+                      if row["model"] == "physolver"])  # fmt: skip
+    canvas = FigureCanvasAgg(figure)
+    canvas.draw()
+    (legend,) = figure.legends
+    box = legend.get_window_extent(canvas.get_renderer())
+    assert box.x0 >= 0 and box.x1 <= figure.bbox.x1
+    assert legend._ncols == columns
+
+
 def test_rollout_of_a_selected_field():
     (axes, _) = rollout([row for m in TRIO for row in made.errors("smoke3d", m)], "velocity").axes
     expected = [

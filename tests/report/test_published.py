@@ -160,13 +160,24 @@ def test_published_cohorts_match_the_tasks():
 
 
 def test_published_efficiency_numbers_match_the_text():
-    values = {key: number.value for key, number in numbers().items()}
+    values = {key: number.value for key, number in numbers("app:efficiency-measurements").items()}
     ours, other = values["ns2d", OURS, "parameter_megabytes"], values["ns2d", "factformer", "parameter_megabytes"]
     assert (f"{other / ours:.1f}", round(100 * (1 - ours / other))) == ("3.4", 71)
     speed = values["ns2d", "factformer", "seconds_per_epoch"] / values["ns2d", OURS, "seconds_per_epoch"]
     assert f"{speed:.2f}" == "1.05"
     assert f"{values['kf2d', OURS, 'position_megabytes']:.2f}" == f"{128 * 128 * 64 * 4 / 1e6:.2f}"
-    assert {number.source for number in numbers().values()} == {"app:efficiency-measurements"}
+
+
+def test_published_diagnoses_match_the_text():
+    energies = {key[1:]: number.value for key, number in numbers("app:exact-error-decomposition").items()}
+    for model in ("physolver", OURS):  # propagation exceeds injection at the last lead
+        assert energies[model, "propagation_relative"] > energies[model, "injection_relative"]
+    for part in ("injection_relative", "propagation_relative"):
+        assert energies[OURS, part] < energies["physolver", part]
+    layers = {key: number.value for key, number in numbers("app:srpa-layerwise-corrections").items()}
+    assert layers["kf2d", OURS, "gamma_layer_4"] > layers["kf2d", OURS, "gamma_layer_2"]
+    assert layers["kf2d", OURS, "correction_ratio_layer_4"] < layers["kf2d", OURS, "correction_ratio_layer_2"]
+    assert layers["darcy", OURS, "correction_ratio_layer_1"] > 100 * layers["darcy", OURS, "correction_ratio_layer_2"]
 
 
 def test_published_columns_match_rows_of_an_evaluation():

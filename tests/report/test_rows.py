@@ -84,6 +84,11 @@ def test_where_filters_and_errors():
     assert where(rows, []) == rows
     assert where(rows, ["grid=64,64"]) == rows
     assert [r["lead"] for r in where(rows, ["lead=3", "metric=relative_l2_lead"])] == [3]
+    leads = [r["lead"] for r in rows if r["metric"] == "relative_l2_lead"]
+    assert [r["lead"] for r in where(rows, ["metric=*_lea?"])] == leads and len(leads) > 3
+    assert where(rows, ["metric=*"]) == rows
+    with pytest.raises(ValueError, match=r"^No row has metric relative_l3\*; the rows have "):
+        where(rows, ["metric=relative_l3*"])
     with pytest.raises(ValueError, match=r"^--where must be name=value"):
         where(rows, ["horizon"])
     with pytest.raises(ValueError, match=r"^No row has horizon 11; the rows have 10\.$"):

@@ -10,14 +10,17 @@ import textwrap
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from io import BytesIO
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, Literal
 
 from matplotlib import rc_context
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.font_manager import FontProperties
 from matplotlib.layout_engine import ConstrainedLayoutEngine
 from matplotlib.lines import Line2D
+from matplotlib.textpath import TextPath
 from matplotlib.ticker import MaxNLocator
 
 from sigmasolver.report.published import colour_indices
@@ -130,7 +133,7 @@ def integer_ticks(axes: Axes, bins: int = 6, axis: Literal["x", "y"] = "x") -> N
 
 
 def add_model_legend(figure: Figure, labels: dict[str, str], extra: Sequence[Line2D] = (), columns: int = 6) -> None:
-    """Add a legend of models (name: label) and `extra` lines below all panels."""
+    """Add a legend of models (name: label) and `extra` lines below all panels, in as many columns as fit."""
     styles = line_styles(list(labels))
     lines = [
         Line2D(
@@ -139,7 +142,31 @@ def add_model_legend(figure: Figure, labels: dict[str, str], extra: Sequence[Lin
         for name, label in labels.items()
     ]
     entries = [*lines, *extra]
-    figure.legend(handles=entries, loc="outside lower center", ncols=min(columns, len(entries)), columnspacing=1.4)
+    widths = [_text_width(str(entry.get_label())) + _HANDLE for entry in entries]
+    fitting = [n for n in range(1, min(columns, len(entries)) + 1) if _legend_width(widths, n) <= figure.get_figwidth()]
+    figure.legend(handles=entries, loc="outside lower center", ncols=max(fitting, default=1), columnspacing=1.4)
+
+
+_POINTS = 72
+"""Per inch."""
+_HANDLE = (2.0 + 0.8) * float(_STYLE["legend.fontsize"]) / _POINTS
+"""Width in inches of the line of a legend entry and of its distance from the text (matplotlib's defaults)."""
+
+
+def _text_width(text: str) -> float:
+    """Width in inches of a text in a legend."""
+    with style():
+        font = FontProperties(size=_STYLE["legend.fontsize"])
+        return float(TextPath((0, 0), text, prop=font).get_extents().width) / _POINTS if text.strip() else 0.0
+
+
+def _legend_width(widths: Sequence[float], columns: int) -> float:
+    """Width in inches of a legend, which is filled column by column."""
+    spacing = 1.4 * float(_STYLE["legend.fontsize"]) / _POINTS
+    short, longer = divmod(len(widths), columns)
+    sizes = [short + 1] * longer + [short] * (columns - longer)
+    starts = [sum(sizes[:column]) for column in range(columns + 1)]
+    return sum(max(widths[a:b]) for a, b in pairwise(starts)) + spacing * columns
 
 
 def add_sample_note(figure: Figure, text: str) -> Figure:

@@ -11,15 +11,20 @@ import os
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from tests.golden.make import GOLDEN
 from tests.golden.training import CASES, machine, measure_models, measure_task
 
 ROUNDING = 1e-5
-"""Relative tolerance. Without AVX, with AVX2, AVX-512 and on two threads no number changed by more than 6e-7; the tanh
-approximation of GELU or a layer norm with eps 1e-6 instead of 1e-5 change some by more than 2e-5. Omitting the weight
-decay changes them by 2e-6, which only a bitwise comparison detects."""
+"""Relative tolerance. Without AVX, with AVX2, AVX-512, on two threads, on AMD and on Intel no number of a task changed
+by more than 1.3e-6; the tanh approximation of GELU or a layer norm with eps 1e-6 instead of 1e-5 change some by more
+than 2e-5. Omitting the weight decay changes them by 2e-6, which only a bitwise comparison detects."""
+AMPLIFIED = 30
+"""Some models amplify rounding: InstanceNorm over two points, for example, and AdamW, whose first update has the sign
+of gradients that are zero but for rounding. The golden file has the change of every number under noise of that size on
+the inputs; if this multiple of it exceeds `ROUNDING`, it is the tolerance."""
 EXACT = os.environ.get("SIGMASOLVER_GOLDEN")
 
 
@@ -33,16 +38,18 @@ def golden():
     return recorded
 
 
-def compare(measured, recorded):
+def compare(measured, recorded, rounding=None, at=""):
+    """`rounding` has the relative changes by rounding, in the structure of `recorded`; None: negligible."""
     if EXACT:
         assert measured == recorded
         return
     assert measured.keys() == recorded.keys()
     for name, value in recorded.items():
         if isinstance(value, dict):
-            compare(measured[name], value)
+            compare(measured[name], value, rounding and rounding[name], f"{at} {name}")
         elif name != "digest":
-            assert measured[name] == pytest.approx(value, rel=ROUNDING, abs=0), name
+            tolerance = np.maximum(ROUNDING, AMPLIFIED * np.asarray(0.0 if rounding is None else rounding[name]))
+            assert (np.abs(np.divide(measured[name], value) - 1) <= tolerance).all(), f"{at} {name}"
 
 
 @pytest.mark.parametrize("task", CASES)
@@ -51,7 +58,7 @@ def test_training_of_every_task_matches_the_golden_file(task, golden, tmp_path):
 
 
 def test_training_of_every_model_matches_the_golden_file(golden, tmp_path):
-    compare(measure_models(tmp_path), golden["models"])
+    compare(measure_models(tmp_path), golden["models"], golden.get("rounding"))
 
 
 def test_golden_comparison_detects_a_change_of_one_per_mille(golden, tmp_path, monkeypatch):

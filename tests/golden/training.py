@@ -1,7 +1,8 @@
 """Every task at a tiny size, from simulation through store, windows and training to evaluation."""
 
 import hashlib
-from collections.abc import Iterable
+import itertools
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -76,12 +77,28 @@ def measure_task(name: str, folder: Path) -> dict[str, Any]:
     return {**measured, "errors": {row["model"]: row["value"] for row in rows}}
 
 
-def measure_models(folder: Path) -> dict[str, Any]:
-    """Measure the first losses and the weights of every model, on Darcy."""
+def measure_models(folder: Path, noise: float = 0.0) -> dict[str, Any]:
+    """Measure the first losses and the weights of every model, on Darcy, with this noise on the normalised inputs."""
     case, data = CASES["darcy"], folder / "data.h5"
     case.generate(data)
-    recipes = {name: changed(case.recipe(FAMILY_UPDATES), [f"model.name={name}"]) for name in list_models()}
+    settings = (f"train.noise={noise}",)
+    recipes = {name: changed(case.recipe(FAMILY_UPDATES), [f"model.name={name}", *settings]) for name in list_models()}
     return {name: _train(recipe, data, Run(folder / name)) for name, recipe in recipes.items()}
+
+
+def largest_changes(measured: dict[str, Any], others: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """Relative changes of all numbers, in the same structure; that of a loss includes those of earlier losses."""
+    result: dict[str, Any] = {}
+    for name, value in measured.items():
+        compared = [other[name] for other in others]
+        if isinstance(value, dict):
+            result[name] = largest_changes(value, compared)
+        elif isinstance(value, list):
+            each = [max(abs(b / a - 1) for b in column) for a, *column in zip(value, *compared, strict=True)]
+            result[name] = [float(f"{change:.1e}") for change in itertools.accumulate(each, max)]
+        elif name != "digest":
+            result[name] = float(f"{max(abs(other / value - 1) for other in compared):.1e}")
+    return result
 
 
 def machine() -> dict[str, str]:

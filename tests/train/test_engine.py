@@ -162,10 +162,11 @@ def test_clip_limits_the_global_gradient_norm(data):
     torch.testing.assert_close(gradients[1e6], gradients[None], rtol=1e-6, atol=0)
 
 
-@pytest.mark.parametrize("exponent", [-110, 70, 115])
+@pytest.mark.parametrize("exponent", [-110, 70, 100])
 @pytest.mark.parametrize("loss", ["relative_l2", "squared"])
 def test_losses_do_not_depend_on_the_scale_of_the_data(data, exponent, loss):
-    """Scaling the data by a power of two leaves the loss of every step bitwise identical."""
+    """Scaling the data by a power of two leaves the loss of every step bitwise identical, if the gradient with respect
+    to physical values, which has the inverse scale, is not subnormal."""
     from tests.data.memory import Memory
 
     recipe = replace(RECIPE, train=replace(RECIPE.train, updates=4, loss=loss))

@@ -17,7 +17,7 @@ from tests.models.baselines.test_registry import ONE_OF_EACH
 SIZES = {"in_channels": 4, "out_channels": 2, "width": 16, "heads": 2, "slices": 5, "modes": 3}
 GRIDS = {2: (13, 10), 3: (9, 7, 6)}
 """Odd and even, never square."""
-LARGER: dict[str, dict[int, tuple[int, ...]]] = {"unet": {2: (49, 36)}}
+LARGER: dict[str, dict[int, tuple[int, ...]]] = {"unet": {2: (49, 36), 3: (17, 20, 9)}}
 """Models that need more points, by name and number of axes: InstanceNorm over the few points of the deepest level of a
 small grid amplifies round-off."""
 ONE_BLOCK = (("eddyformer-3d", 3), ("eddyformer-2d", 2))

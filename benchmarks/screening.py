@@ -8,6 +8,7 @@ frames in, blocks of four, sixteen forecast. Each factor changes one setting: th
 here, and others that would be expensive to screen at full size: initialisation, normaliser, pushforward, and the
 data themselves (integrator, resolution, spin-up, frame spacing), where training and test flows change together. Rows
 are relative L2 errors on the test flows: all frames, first lead, last lead. Finished trainings are not repeated.
+`--updates` trains longer, since a setting that helps a short training may not help a long one.
 """
 
 from __future__ import annotations
@@ -91,7 +92,7 @@ def with_initial_weights(name: str, factor: Factor) -> ModelRecipe:
     return replace(MODEL, name=name)
 
 
-def train(name: str, factor: Factor, seed: int, work: Path) -> list[dict[str, object]]:
+def train(name: str, factor: Factor, seed: int, updates: int, work: Path) -> list[dict[str, object]]:
     """Train and evaluate one factor with one seed; return its rows."""
     flow = replace(FLOW, **factor.flow)  # type: ignore[arg-type]
     data = work / f"{name if factor.flow else 'flow'}.h5"
@@ -99,8 +100,8 @@ def train(name: str, factor: Factor, seed: int, work: Path) -> list[dict[str, ob
     usual = recipe_of("kf2d").train
     same = factor.linear is None and factor.spectral is None
     model = MODEL if same else with_initial_weights(name, factor)
-    recipe = Recipe(TASK, model, replace(usual, updates=UPDATES, checks=0, seed=seed))
-    run = Run(work / f"{name}-{seed}")
+    recipe = Recipe(TASK, model, replace(usual, updates=updates, checks=0, seed=seed))
+    run = Run(work / f"{name}-{updates}-{seed}")
     train_run(changed(recipe, factor.settings), data, run)
     return [
         {"benchmark": "screening", "factor": name, **{key: row[key] for key in KEYS}}
@@ -116,21 +117,34 @@ KEYS = (
 
 
 def table(path: Path) -> str:
-    """Markdown table of the mean errors in per cent, and of the change against the base with the same seed."""
+    """Markdown table of the mean errors in per cent, and of the change of each seed against the first
+    factor, by number of updates."""
     rows = [json.loads(line) for line in path.read_text().splitlines()]
-    lines = ["| factor | seeds | lead 1 | lead 16 | whole horizon | against base |", "|---|--:|--:|--:|--:|--:|"]
-    errors = {(row["factor"], row["lead"], row["seed"]): row["value"] for row in rows if row["model"] != "persistence"}
-    for name in FACTORS:
-        seeds = sorted({seed for factor, _, seed in errors if factor == name})
-        if seeds:
-            means = [100 * statistics.fmean(errors[name, lead, seed] for seed in seeds) for lead in (1, 16, None)]
-            changes = [100 * (errors[name, None, seed] / errors["base", None, seed] - 1) for seed in seeds]
-            change = f"{statistics.fmean(changes):+.1f} % ({', '.join(f'{c:+.1f}' for c in changes)})"
-            lines.append(
-                f"| {name} | {len(seeds)} | "
-                + " | ".join(f"{mean:.3g}" for mean in means)
-                + f" | {change if name != 'base' else '–'} |"
-            )
+    lines = [
+        "| updates | factor | seeds | lead 1 | lead 16 | whole horizon | change |",
+        "|--:|---|--:|--:|--:|--:|--:|",
+    ]
+    errors = {
+        (row["step"], row["factor"], row["lead"], row["seed"]): row["value"]
+        for row in rows
+        if row["model"] != "persistence"
+    }
+    for updates in sorted({key[0] for key in errors}):
+        present = [name for name in FACTORS if any(key[:2] == (updates, name) for key in errors)]
+        base, *others = present
+        for name in (base, *others):
+            seeds = sorted({key[3] for key in errors if key[:2] == (updates, name)})
+            means = [
+                100 * statistics.fmean(errors[updates, name, lead, seed] for seed in seeds) for lead in (1, 16, None)
+            ]
+            changes = [
+                100 * (errors[updates, name, None, seed] / errors[updates, base, None, seed] - 1)
+                for seed in seeds
+                if (updates, base, None, seed) in errors
+            ]
+            change = "–" if name == base else ", ".join(f"{change:+.1f} %" for change in changes)
+            cells = (f"{updates:,}", name, str(len(seeds)), *(f"{mean:.3g}" for mean in means), change)
+            lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines)
 
 
@@ -138,6 +152,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--work", type=Path, default=Path("."), help="folder for flows and runs")
     parser.add_argument("--seeds", type=int, nargs="*", default=[42, 43])
+    parser.add_argument("--updates", type=int, default=UPDATES)
     parser.add_argument("--only", nargs="*", default=list(FACTORS), help="factors")
     parser.add_argument("--out", type=Path)
     parser.add_argument("--table", type=Path, help="print the table of a file of results, and do nothing else")
@@ -148,7 +163,7 @@ def main() -> None:
     torch.set_num_threads(1)
     for seed in args.seeds:
         for name in args.only:
-            rows = train(name, FACTORS[name], seed, args.work)
+            rows = train(name, FACTORS[name], seed, args.updates, args.work)
             print(
                 name,
                 seed,

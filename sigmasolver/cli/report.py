@@ -28,7 +28,9 @@ Records = Annotated[
 Where = Annotated[
     list[str] | None,
     typer.Option(
-        "--where", metavar="NAME=VALUE", help="Only rows that match, such as horizon=20 or 'run=kf2d-*-42'; repeatable."
+        "--where",
+        metavar="NAME=VALUE",
+        help="Only rows that match, such as horizon=20 or 'run=kf2d-*-42'; repeatable, alternatives for the same NAME.",
     ),
 ]
 

@@ -149,19 +149,27 @@ def refuse_mixed_cohorts(rows: Rows) -> None:
 
 
 def where(rows: Rows, conditions: Iterable[str]) -> list[Row]:
-    """Filter rows by conditions `name=value`, where * and ? match any text; rows without the key are kept."""
-    remaining = list(rows)
+    """Filter rows by conditions `name=value`, where * and ? match any text; rows without the key are kept.
+
+    Conditions on the same name are alternatives.
+    """
+    patterns: dict[str, list[str]] = {}
     for condition in conditions:
         name, equals, value = (part.strip() for part in condition.partition("="))
         if not equals or not name:
             raise ValueError(f'--where must be name=value, such as horizon=20, got "{condition}".')
+        patterns.setdefault(name, []).append(value)
+    remaining = list(rows)
+    for name, alternatives in patterns.items():
         values = {_fact(row, name) for row in remaining if name in row or name in _DEFAULTS}
-        if not any(fnmatchcase(own, value) for own in values):
-            if not values:
-                known = ", ".join(sorted({key for row in remaining for key in row}))
-                raise ValueError(f'No row has "{name}"; {f"choose from {known}" if known else "there are no rows"}.')
-            raise ValueError(f"No row has {name} {value}; the rows have {', '.join(sorted(values))}.")
-        remaining = [row for row in remaining if (own := _fact(row, name)) == "null" or fnmatchcase(own, value)]
+        if not values:
+            known = ", ".join(sorted({key for row in remaining for key in row}))
+            raise ValueError(f'No row has "{name}"; {f"choose from {known}" if known else "there are no rows"}.')
+        for value in alternatives:
+            if not any(fnmatchcase(own, value) for own in values):
+                raise ValueError(f"No row has {name} {value}; the rows have {', '.join(sorted(values))}.")
+        selected = {own for own in values if any(fnmatchcase(own, value) for value in alternatives)}
+        remaining = [row for row in remaining if _fact(row, name) in {"null", *selected}]
     return remaining
 
 

@@ -87,6 +87,9 @@ def test_where_filters_and_errors():
     leads = [r["lead"] for r in rows if r["metric"] == "relative_l2_lead"]
     assert [r["lead"] for r in where(rows, ["metric=*_lea?"])] == leads and len(leads) > 3
     assert where(rows, ["metric=*"]) == rows
+    assert [r["lead"] for r in where(rows, ["lead=3", "metric=relative_l2_lead", "lead=5"])] == [3, 5]
+    with pytest.raises(ValueError, match=r"^No row has lead 99; "):
+        where(rows, ["lead=3", "lead=99"])
     with pytest.raises(ValueError, match=r"^No row has metric relative_l3\*; the rows have "):
         where(rows, ["metric=relative_l3*"])
     with pytest.raises(ValueError, match=r"^--where must be name=value"):

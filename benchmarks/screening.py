@@ -30,13 +30,14 @@ from sigmasolver.models import SolverConfig, register_model
 from sigmasolver.models.spectral import SpectralOperator
 from sigmasolver.models.variants import build_solver
 from sigmasolver.recipes import ModelRecipe, Recipe, changed, recipe_of
-from sigmasolver.recipes.suites import FACTORS as LARGE
+from sigmasolver.recipes.suites import FACTORS as SUITE_FACTORS
 from sigmasolver.runs import Run
 from sigmasolver.simulate.generate import generate
 from sigmasolver.simulate.vorticity import DEMO
 from sigmasolver.tasks import Task
 from sigmasolver.train.job import train_run
 
+LARGE = SUITE_FACTORS["kf2d"]
 UPDATES, FLOWS, TEST = 3000, 60, 10
 FLOW = replace(DEMO, frames=60)
 TASK = Task(

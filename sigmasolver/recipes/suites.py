@@ -56,8 +56,8 @@ tab:realpdebench-results and tab:realm-results, fig:rollout-comparison (counterp
 nearest to the parameters of Transolver-σ), tab:ablation-components, tab:slice-attention-analysis, fig:darcy-scaling,
 app:efficiency-measurements. "comparison" trains all models of the main table on KF2D for a thousand updates, "cost"
 four of them for three numbers of updates, to plot the error over the training time, "ledger" contains trainings at the
-paper's budgets in the order in which they are run, and "factors" changes one setting of KF2D at a time, at a quarter of
-its budget."""
+paper's budgets in the order in which they are run, and "factors" changes one setting of KF2D or Darcy at a time, at a
+quarter of the budget."""
 
 
 def suite_of(name: str) -> dict[str, Recipe]:
@@ -125,8 +125,8 @@ def _ledger() -> dict[str, Recipe]:
         return _runs([task], models, label, lambda recipe: changed(resize(_bf16(recipe)), settings), seeds)
 
     with_counterparts = ("transolver-sigma", *COUNTERPARTS)
-    label, improved = "-".join(IMPROVED), sum((FACTORS[name] for name in IMPROVED), start=())
-    quarter = (f"train.updates={QUARTER}",)
+    label, improved = "-".join(IMPROVED), sum((FACTORS["kf2d"][name] for name in IMPROVED), start=())
+    quarter = (f"train.updates={QUARTER['kf2d']}",)
     # A fifth or a twentieth of the cases, which fit on a disk of 64 GB, and a few per cent of the updates.
     reduced = ("task.train=100", "task.test=20", "train.updates=2500")
     return {
@@ -136,7 +136,9 @@ def _ledger() -> dict[str, Recipe]:
         **runs("kf2d", ["transolver-sigma"], label, improved, SEEDS),
         **runs("kf2d", with_counterparts, f"{label}-quarter", (*improved, *quarter)),
         **runs("kf2d", COUNTERPARTS, f"{label}-quarter-matched", (*improved, *quarter), resize=_at_matched_width),
-        **runs("kf2d", ["eddyformer", "drift-net", "factformer"], "clip-1-quarter", (*FACTORS["clip-1"], *quarter)),
+        **runs(
+            "kf2d", ["eddyformer", "drift-net", "factformer"], "clip-1-quarter", (*FACTORS["kf2d"]["clip-1"], *quarter)
+        ),
         **runs("kf2d", ["transolver-sigma"]),
         **runs("ns2d", with_counterparts, "25-epochs", ("train.epochs=25",)),
         **runs("ns2d", [*ABLATIONS, *SLICE_UPDATES], "10-epochs", ("train.epochs=10",)),
@@ -147,45 +149,64 @@ def _ledger() -> dict[str, Recipe]:
     }
 
 
-QUARTER = 20_938
-"""A quarter of the paper's updates of KF2D."""
-FACTORS: dict[str, tuple[str, ...]] = {
-    "base": (),
-    "tf32": ("train.precision=tf32",),
-    "circular": ("model.options.padding=('circular', 'circular')",),
-    "warmup-0.2": ("train.warmup=0.2",),
-    "clip-1": ("train.clip=1.0",),
-    "decay-1e-5": ("train.weight_decay=1e-5",),
-    "peak-5e-4": ("train.lr=5e-4",),
-    "peak-2e-3": ("train.lr=2e-3",),
-    "ema": ("train.ema=0.999",),
-    "float32": ("train.precision=float32",),
+QUARTER = {"kf2d": 20_938, "darcy": 31_250}
+"""A quarter of the paper's updates."""
+FACTORS: dict[str, dict[str, tuple[str, ...]]] = {
+    "kf2d": {
+        "base": (),
+        "tf32": ("train.precision=tf32",),
+        "circular": ("model.options.padding=('circular', 'circular')",),
+        "warmup-0.2": ("train.warmup=0.2",),
+        "clip-1": ("train.clip=1.0",),
+        "decay-1e-5": ("train.weight_decay=1e-5",),
+        "peak-5e-4": ("train.lr=5e-4",),
+        "peak-2e-3": ("train.lr=2e-3",),
+        "ema": ("train.ema=0.999",),
+        "float32": ("train.precision=float32",),
+    },
+    "darcy": {
+        "base": (),
+        "tf32": ("train.precision=tf32",),
+        "peak-2e-3": ("train.lr=2e-3",),
+        "clip-0.1": ("train.clip=0.1",),
+        "domain-padding": ("model.options.domain_padding=0.125",),
+        "derivative-0": ("train.derivative=0.0",),
+        "ema": ("train.ema=0.999",),
+    },
 }
-"""Settings that may affect the error on KF2D, one factor each; "base" is the row of the ledger, and "released" has the
-schedule and clipping of the public code."""
+"""Settings that may affect the error, one factor each; "base" is the row of the ledger. On KF2D, "released" has the
+schedule and clipping of the public code; on Darcy that is "clip-0.1"."""
 IMPROVED = ("circular", "clip-1")
 """The settings of `FACTORS` with which the ledger trains KF2D: each of them alone lowered the test error, with one
 seed."""
 
 
-def factor_settings() -> dict[str, str]:
-    """Return the settings that each run of the suite "factors" changes, by run name."""
-    settings = {name: ", ".join(changes) or "nothing" for name, changes in FACTORS.items()}
-    settings["released"] = "schedule, clipping and weight decay of the public code"
-    return {_factor_run_name(name): setting for name, setting in settings.items()}
+def factor_settings() -> dict[str, dict[str, str]]:
+    """Return the settings that each run of the suite "factors" changes, by task and run name."""
+    settings = {
+        task: {name: ", ".join(changes) or "nothing" for name, changes in factors.items()}
+        for task, factors in FACTORS.items()
+    }
+    settings["kf2d"]["released"] = "schedule, clipping and weight decay of the public code"
+    return {
+        task: {_factor_run_name(task, name): setting for name, setting in own.items()} for task, own in settings.items()
+    }
 
 
-def _factor_run_name(name: str) -> str:
-    return f"kf2d-quarter-{name}-42"
+def _factor_run_name(task: str, name: str) -> str:
+    return f"{task}-quarter-{name}-42"
 
 
 def _factors() -> dict[str, Recipe]:
     """Trainings with a quarter of the paper's updates, and a schedule of that length."""
-    base = _bf16(recipe_of("kf2d"))
-    quarter = replace(base, train=replace(base.train, updates=QUARTER))
-    rows = {name: changed(quarter, settings) for name, settings in FACTORS.items()}
-    rows["released"] = RELEASED["kf2d-released"].applied(quarter)
-    return {_factor_run_name(name): recipe for name, recipe in rows.items()}
+    rows: dict[str, Recipe] = {}
+    for task, factors in FACTORS.items():
+        base = _bf16(recipe_of(task))
+        quarter = replace(base, train=replace(base.train, updates=QUARTER[task]))
+        rows |= {_factor_run_name(task, name): changed(quarter, settings) for name, settings in factors.items()}
+        if task == "kf2d":
+            rows[_factor_run_name(task, "released")] = RELEASED["kf2d-released"].applied(quarter)
+    return rows
 
 
 def _scaling() -> dict[str, Recipe]:

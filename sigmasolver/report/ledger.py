@@ -41,19 +41,21 @@ the runs at its budget.
 def results_page(
     rows: Sequence[Row],
     planned: Sequence[str],
-    factors: Mapping[str, str] | None = None,
+    factors: Mapping[str, Mapping[str, str]] | None = None,
     compared: Sequence[str] = (),
     timed: Sequence[str] = (),
 ) -> str:
     """Format the results as Markdown.
 
-    `planned` lists all runs planned for the ledger, in order; `factors` maps runs that change one setting to that
-    setting; `compared` lists the runs of all models at equal updates, `timed` those of different training lengths.
+    `planned` lists all runs planned for the ledger, in order; `factors` maps, for each task, runs that change one
+    setting to that setting; `compared` lists the runs of all models at equal updates, `timed` those of different
+    training lengths.
     """
     parts, factors = [HEADER], factors or {}
+    changed_runs = [run for own in factors.values() for run in own]
     diagnosed = [row for row in rows if "diagnostic" in row]
     rows = [row for row in rows if "diagnostic" not in row]
-    main_rows = [row for row in rows if row["run"] not in {*factors, *compared, *timed}]
+    main_rows = [row for row in rows if row["run"] not in {*changed_runs, *compared, *timed}]
     for task in (name for name in TASK_LABELS if any(row["task"] == name for row in main_rows)):
         parts.append(_task_section([row for row in main_rows if row["task"] == task], task))
     present = {row["run"] for row in rows}
@@ -61,13 +63,12 @@ def results_page(
     parts += [section for name in VARIANT_TABLES for section in _variants_section(main_rows, name)]
     parts += _decomposition_section([row for row in diagnosed if row["diagnostic"] == "decomposition"])
     parts += _corrections_section([row for row in diagnosed if row["diagnostic"] == "corrections"])
-    if present & set(factors):
-        parts.append(_factors_section(rows, factors))
+    parts += [_factors_section(rows, task, own) for task, own in factors.items() if present & set(own)]
     if present & set(compared):
         parts.append(_comparison_section([row for row in rows if row["run"] in compared]))
     if present & set(timed):
         parts.append(_timing_section([row for row in rows if row["run"] in timed]))
-    missing = [name for name in [*planned, *factors, *compared, *timed] if name not in present]
+    missing = [name for name in [*planned, *changed_runs, *compared, *timed] if name not in present]
     parts.append("## Not run yet\n\n" + ("".join(f"- `{name}`\n" for name in missing) or "Nothing.\n"))
     parts.append(_origin_section(rows))
     return "\n".join(parts)
@@ -269,10 +270,9 @@ def _errors(rows: Sequence[Row], column: Column) -> tuple[list[float | None], fl
     return [scaled[lead] for lead in sorted(scaled)], full
 
 
-def _factors_section(rows: Sequence[Row], factors: Mapping[str, str]) -> str:
+def _factors_section(rows: Sequence[Row], task: str, factors: Mapping[str, str]) -> str:
     """One line per changed setting, compared with the base run, which comes first in `factors`."""
     base = next(iter(factors))
-    task = next(row["task"] for row in rows if row["run"] in factors)
     columns = [column for column in tables()["main"].columns if column.task == task]
     values = {
         run: [

@@ -53,10 +53,12 @@ def test_results_page_compares_changed_settings_with_the_default():
         for run, value in (("a-42", 0.08), ("b-42", 0.06))
         for metric in ("relative_l2", "relative_l2_final")
     ]
-    page = results_page(rows, [], {"a-42": "nothing", "b-42": "train.clip=1.0", "c-42": "train.ema=0.9"})
+    settings = {"a-42": "nothing", "b-42": "train.clip=1.0", "c-42": "train.ema=0.9"}
+    page = results_page(rows, [], {"darcy": {"d-42": "nothing"}, "kf2d": settings})
     assert "| `a-42` | nothing | 8.00 | 8.00 | – |" in page
     assert "| `b-42` | train.clip=1.0 | 6.00 | 6.00 | -25.0 % |" in page
-    assert "- `c-42`" in page and "| a |" not in page
+    assert "- `c-42`" in page and "- `d-42`" in page and "| a |" not in page
+    assert "## One setting at a time: KF2D" in page and "time: Darcy" not in page
 
 
 def test_results_page_sorts_cost_by_model_and_updates():

@@ -18,7 +18,17 @@ from sigmasolver.data.windows import Windows
 from sigmasolver.diagnose.efficiency import parameter_bytes
 from sigmasolver.forecast.checkpoint import begin, load_recipe, skeleton
 from sigmasolver.models import build_solver, count_parameters
-from sigmasolver.recipes import RECIPES, SUITES, ModelRecipe, Recipe, TrainRecipe, changed, recipe_of, suite_of
+from sigmasolver.recipes import (
+    RECIPES,
+    SUITES,
+    ModelRecipe,
+    Recipe,
+    TrainRecipe,
+    changed,
+    factor_settings,
+    recipe_of,
+    suite_of,
+)
 from sigmasolver.recipes.rows import REALM_READINGS
 from sigmasolver.recipes.suites import COMPARED
 from sigmasolver.report.published import METHODS
@@ -320,7 +330,7 @@ def test_suites_match_the_papers_tables():
         "cost": 12,
         "ledger": 47,
     }
-    assert {name: len(suite_of(name)) for name in SUITES} == counts | other_counts | {"factors": 11}
+    assert {name: len(suite_of(name)) for name in SUITES} == counts | other_counts | {"factors": 18}
     for suite in counts:
         for name, recipe in suite_of(suite).items():
             model = METHODS.get(recipe.model.name, recipe.model.name)
@@ -410,14 +420,20 @@ def test_run_names_are_unique_across_suites():
 
 
 def test_factors_suite_changes_one_setting_at_a_quarter_of_the_budget():
-    rows = suite_of("factors")
-    base = rows.pop("kf2d-quarter-base-42")
-    assert base.train.updates == round(83_750 / 4)
-    assert replace(base, train=replace(base.train, updates=None)) == suite_of("ledger")["kf2d-transolver-sigma-bf16-42"]
-    assert len({repr(recipe) for recipe in rows.values()} | {repr(base)}) == 11
-    assert all((recipe.task, recipe.train.updates) == (base.task, base.train.updates) for recipe in rows.values())
-    released, paper = RECIPES["kf2d-released"].train, replace(rows["kf2d-quarter-released-42"].train, updates=None)
-    assert replace(paper, precision="float32") == released
+    for task, updates, count in (("kf2d", 83_750, 11), ("darcy", 125_000, 7)):
+        rows = {name: recipe for name, recipe in suite_of("factors").items() if name.startswith(task)}
+        base = rows[f"{task}-quarter-base-42"]
+        full = replace(base, train=replace(base.train, updates=None))
+        assert full == suite_of("ledger")[f"{task}-transolver-sigma-bf16-42"]
+        assert base.train.updates == round(updates / 4)
+        assert len({repr(recipe) for recipe in rows.values()}) == len(rows) == count
+        assert all((recipe.task, recipe.train.updates) == (base.task, base.train.updates) for recipe in rows.values())
+        assert list(rows) == list(factor_settings()[task])
+    kf2d, darcy = (
+        suite_of("factors")[name].train for name in ("kf2d-quarter-released-42", "darcy-quarter-clip-0.1-42")
+    )
+    assert replace(kf2d, precision="float32", updates=None) == RECIPES["kf2d-released"].train
+    assert replace(darcy, precision="float32", updates=None) == RECIPES["darcy-released"].train
 
 
 def test_slice_updates_suite_models():

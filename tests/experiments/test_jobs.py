@@ -176,7 +176,7 @@ def test_command_on_two_nodes_matches_one_process(tmp_path):
     subprocess.run([sys.executable, "-m", "sigmasolver", *args, str(tmp_path / "one")], check=True)
     two, one = (read_tensors(Run(tmp_path / name).weights)[0] for name in ("two", "one"))
     a, b = (torch.cat([tensors[name].flatten().double() for name in one]) for tensors in (two, one))
-    assert (a - b).norm() < 1e-5 * b.norm()
+    assert (a - b).norm() < 1e-4 * b.norm()
 
 
 def test_sigterm_stops_training_and_saves_its_state(tmp_path):

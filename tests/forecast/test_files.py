@@ -309,6 +309,16 @@ def test_forecast_fills_the_solid_of_every_container(masked, tmp_path, count):
         forecast_file(folder / "run", tmp_path / "half.npy", 3, tmp_path / "out.npy", CPU)
 
 
+def test_forecast_accepts_the_boolean_mask_of_a_single_file(masked, tmp_path):
+    folder, values = masked
+    u, v, solid = (values[0, ..., channel] for channel in range(3))
+    np.savez(tmp_path / "numbers.npz", u=u, v=v, solid=solid)
+    np.savez(tmp_path / "booleans.npz", u=u, v=v, solid=solid.astype(bool))
+    for name in ("numbers", "booleans"):
+        forecast_file(folder / "run", tmp_path / f"{name}.npz", 2, tmp_path / f"{name}.npy", CPU)
+    np.testing.assert_array_equal(np.load(tmp_path / "booleans.npy"), np.load(tmp_path / "numbers.npy"))
+
+
 @pytest.mark.parametrize("suffix", [".npz", ".h5"])
 def test_forecast_of_a_run_with_permuted_axes_can_be_continued(workdir, raw, tmp_path, suffix):
     """Files of the run have the axes (y, x), a forecast (x, y)."""

@@ -59,7 +59,7 @@ def open_histories(
         fields = (*names, *extra)
     options = _only(options, fields)
     if options.axes is None:
-        options = replace(options, steady=None, axes=_axes_of(path, arrays, fields, axes, steady))
+        options = replace(options, steady=None, axes=_axes_of(path, present, fields, axes, steady))
     assert options.axes is not None
     whole = "count" in options.axes and any(len(array.shape) == len(options.axes) for array in arrays.values())
     return _open_data(path, options, "arrays"), whole

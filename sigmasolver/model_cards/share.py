@@ -76,8 +76,8 @@ def as_run(model: str | Path, folder: str | Path = "runs") -> Run:
     if (path / "recipe.json").exists() or str(model) not in pretrained.names():
         return Run(path)
     source, copy = Run(pretrained.folder(str(model))), Run(Path(folder) / str(model))
-    if copy.weights.exists():
-        if copy.digest != source.digest:
+    if copy.path.is_dir() and any(copy.path.iterdir()):
+        if not copy.weights.exists() or copy.digest != source.digest:
             raise ValueError(
                 f"{copy.path} is not a copy of the pretrained model {model}, whose results are stored there; rename it."
             )

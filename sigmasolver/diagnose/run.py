@@ -84,7 +84,7 @@ def diagnose_run(
         windows = windows_of(run, recipe, evaluated, request)
         if location is not None and training is None:
             domain = Domain.of(evaluated.header.layout, windows.fields, windows.times)
-            refuse_other_domain(run, recipe, evaluated.path, domain, anyway=False)
+            refuse_other_domain(run, recipe, evaluated.path, domain, anyway=None)
         facts = source_of(run, recipe, windows, request, evaluated.fingerprint)
         facts |= {"model": recipe.model.name, "seed": recipe.train.seed}
         environment = provenance(target_device)

@@ -250,7 +250,7 @@ def test_diagnose_run_on_other_data(runs, study, tmp_path, diagnostic_calls):
 
 def test_diagnose_run_rejects_other_domains_and_folders(runs, study, tmp_path):
     generate(replace(FLOW, interval=FLOW.interval / 2), 2, 5, tmp_path / "other.h5")
-    with pytest.raises(ValueError, match=r"its frames are .* apart, not .*; use matching data"):
+    with pytest.raises(ValueError, match=r"its frames are .* apart, not .*; use matching data\.$"):
         diagnose_run(runs["first"], ["maps"], path=tmp_path / "other.h5")
     with (
         open_store(study / "flow.h5") as store,

@@ -155,13 +155,14 @@ def where(rows: Rows, conditions: Iterable[str]) -> list[Row]:
         name, equals, value = (part.strip() for part in condition.partition("="))
         if not equals or not name:
             raise ValueError(f'--where must be name=value, such as horizon=20, got "{condition}".')
+        pattern = value.replace("[", "[[]")  # a bracket in a name is no pattern
         values = {_fact(row, name) for row in remaining if name in row or name in _DEFAULTS}
-        if not any(fnmatchcase(own, value) for own in values):
+        if not any(fnmatchcase(own, pattern) for own in values):
             if not values:
                 known = ", ".join(sorted({key for row in remaining for key in row}))
                 raise ValueError(f'No row has "{name}"; {f"choose from {known}" if known else "there are no rows"}.')
             raise ValueError(f"No row has {name} {value}; the rows have {', '.join(sorted(values))}.")
-        remaining = [row for row in remaining if (own := _fact(row, name)) == "null" or fnmatchcase(own, value)]
+        remaining = [row for row in remaining if (own := _fact(row, name)) == "null" or fnmatchcase(own, pattern)]
     return remaining
 
 

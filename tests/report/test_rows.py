@@ -87,6 +87,8 @@ def test_where_filters_and_errors():
     leads = [r["lead"] for r in rows if r["metric"] == "relative_l2_lead"]
     assert [r["lead"] for r in where(rows, ["metric=*_lea?"])] == leads and len(leads) > 3
     assert where(rows, ["metric=*"]) == rows
+    named = [{**row, "run": f"wide [{row['metric']}]"} for row in rows]
+    assert {r["metric"] for r in where(named, ["run=wide [relative_l2]"])} == {"relative_l2"}
     with pytest.raises(ValueError, match=r"^No row has metric relative_l3\*; the rows have "):
         where(rows, ["metric=relative_l3*"])
     with pytest.raises(ValueError, match=r"^--where must be name=value"):

@@ -108,6 +108,19 @@ def test_registered_copies_of_loss_and_optimiser_train_identically(data, tmp_pat
     assert not same(trained(data, tmp_path / "other", loss="squared"), expected)
 
 
+def test_registered_optimiser_may_have_a_scheduler(data, tmp_path):
+    """The trainer sets the learning rate anyway."""
+
+    def scheduled(parameters, train):
+        optimiser = torch.optim.SGD(parameters, momentum=0.9)
+        torch.optim.lr_scheduler.ConstantLR(optimiser, factor=1.0)
+        return optimiser
+
+    register_optimiser("scheduled", scheduled)
+    register_optimiser("momentum", lambda parameters, train: torch.optim.SGD(parameters, momentum=0.9))
+    assert same(*(trained(data, tmp_path / name, optimiser=name) for name in ("scheduled", "momentum")))
+
+
 def test_registered_loss_gets_physical_units_and_the_target_normaliser(data, tmp_path):
     calls = []
 

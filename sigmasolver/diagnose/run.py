@@ -56,6 +56,9 @@ COMPARE_SEEDS = ("trust",)
 """Diagnostics that also use runs of the same model with other seeds."""
 MEASURE_MACHINE = ("efficiency",)
 """Diagnostics whose results depend on the machine."""
+USE_TRAINING_DATA = ("trust", "efficiency")
+"""Diagnostics that leave out a part if the training data are not at hand."""
+_WITHOUT_TRAINING_DATA = "without_training_data"
 
 
 def diagnose_run(
@@ -84,19 +87,20 @@ def diagnose_run(
         windows = windows_of(run, recipe, evaluated, request)
         if location is not None and training is None:
             domain = Domain.of(evaluated.header.layout, windows.fields, windows.times)
-            refuse_other_domain(run, recipe, evaluated.path, domain, anyway=False)
+            refuse_other_domain(run, recipe, evaluated.path, domain, anyway=None)
         facts = source_of(run, recipe, windows, request, evaluated.fingerprint)
         facts |= {"model": recipe.model.name, "seed": recipe.train.seed}
         environment = provenance(target_device)
         subject: Subject | None = None
         for name, diagnostic in diagnostics.items():
             source = {**facts, **_extra_facts(name, environment, peers)}
-            findings = read_findings(run, name, source)
-            if findings is None:
+            findings, missing = read_findings(run, name, source), training is None and name in USE_TRAINING_DATA
+            if findings is None or (findings.rows[0].get(_WITHOUT_TRAINING_DATA) and not missing):
                 subject = subject or _load_subject(run, recipe, windows, training, request, target_device)
                 findings = _run_diagnostic(diagnostic, _subject_for(name, subject, peers, tick))
                 if findings.skipped is None:
-                    write_findings(run, name, findings, {**source, **environment})
+                    incomplete = {_WITHOUT_TRAINING_DATA: True} if missing else {}
+                    write_findings(run, name, findings, {**source, **environment, **incomplete})
                     findings = read_findings(run, name, source) or findings
             results[name] = findings
     return results

@@ -276,8 +276,9 @@ def not_compared(run: Run, path: Path) -> str:
     )
 
 
-def refuse_other_domain(run: Run, recipe: Recipe, path: Path, domain: Domain, anyway: bool) -> str | None:
-    """Raise ValueError if data differ physically from the training data; `anyway`: return the differences instead.
+def refuse_other_domain(run: Run, recipe: Recipe, path: Path, domain: Domain, anyway: bool | None) -> str | None:
+    """Raise ValueError if data differ physically from the training data; `anyway`: return the differences instead; None
+    if the command has no such option.
 
     A model with a time embedding knows the time of each frame, so its data may have another time step.
     """
@@ -287,7 +288,8 @@ def refuse_other_domain(run: Run, recipe: Recipe, path: Path, domain: Domain, an
     differences = "; ".join(known.differences(domain, not recipe.model.options.time_embedding))
     if differences and not anyway:
         raise ValueError(
-            f"{path} differs from the training data of {run.path}: {differences}; use matching data, or pass --anyway."
+            f"{path} differs from the training data of {run.path}: {differences}; use matching data"
+            f"{'' if anyway is None else ', or pass --anyway'}."
         )
     return differences or None
 

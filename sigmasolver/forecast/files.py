@@ -321,11 +321,20 @@ def _check_domain(
     times = layout.times[:: -given.time_stride][::-1] if "times" not in given.missing else layout.times[:1]
     domain = Domain.of(layout, layout.fields, times)
     if len(domain.points) == len(known.points):
-        trained = [name in given.missing for name in domain.axis_names]
+        trained = [
+            name in given.missing or _has_points_of(known, axis, layout.coordinates[axis], recipe.task)
+            for axis, name in enumerate(domain.axis_names)
+        ]
         lengths = [known.lengths[axis] if same else domain.lengths[axis] for axis, same in enumerate(trained)]
         points = [known.points[axis] if same else domain.points[axis] for axis, same in enumerate(trained)]
         domain = replace(domain, lengths=tuple(lengths), points=tuple(points))
     return refuse_other_domain(run, recipe, start, domain, anyway)
+
+
+def _has_points_of(known: Domain, axis: int, points: np.ndarray, task: Task) -> bool:
+    """Whether these are the points of an axis of the training data, with or without the stride: of data without
+    coordinates, a forecast has the indices 0, 2, 4, ...."""
+    return any(np.array_equal(points, known.points_of(axis)[::stride]) for stride in (1, task.space_stride))
 
 
 def _provenance(header: Header) -> Mapping[str, Any]:

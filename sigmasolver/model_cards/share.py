@@ -6,7 +6,7 @@
     recipe.json, normaliser.json, data.json  further files for `sigmasolver.load` and `sigmasolver forecast`
     origins.json                             where a custom model comes from; its code is not included
 
-Neither the training data nor the path of their folder is included.
+Neither the training and test data nor the paths of their folders are included.
 
 `as_run` copies a pretrained model of the package to a run folder, where the results of `evaluate` and `diagnose` are
 stored.
@@ -76,8 +76,8 @@ def as_run(model: str | Path, folder: str | Path = "runs") -> Run:
     if (path / "recipe.json").exists() or str(model) not in pretrained.names():
         return Run(path)
     source, copy = Run(pretrained.folder(str(model))), Run(Path(folder) / str(model))
-    if copy.weights.exists():
-        if copy.digest != source.digest:
+    if copy.path.is_dir() and any(copy.path.iterdir()):
+        if not copy.weights.exists() or copy.digest != source.digest:
             raise ValueError(
                 f"{copy.path} is not a copy of the pretrained model {model}, whose results are stored there; rename it."
             )
@@ -95,13 +95,18 @@ def _write_files(folder: Path, run: Run, recipe: Recipe, parameters: int, rows: 
     target.write_json("recipe.json", run.recipe())
     target.write_json("normaliser.json", run.read_json("normaliser.json"))
     if (run.path / "data.json").exists():
-        facts = run.read_json("data.json")
-        target.write_json("data.json", {**facts, "path": Path(str(facts.get("path", ""))).name})
+        facts = _without_folder(run.read_json("data.json"))
+        target.write_json("data.json", facts | ({"test": _without_folder(facts["test"])} if "test" in facts else {}))
     if (run.path / ORIGINS).exists():
         target.write_json(ORIGINS, run.read_json(ORIGINS))
     target.write_json("config.json", _config(recipe, parameters))
     _write_file(folder / "README.md", _card(run, recipe, parameters, rows).encode())
     _write_file(folder / "model.safetensors", read_bytes(run.weights))
+
+
+def _without_folder(data: dict[str, Any]) -> dict[str, Any]:
+    """Facts of a data set with the name of its file, but not its folder."""
+    return {**data, "path": Path(str(data["path"])).name} if "path" in data else data
 
 
 def _write_file(path: Path, content: bytes) -> None:

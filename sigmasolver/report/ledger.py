@@ -221,8 +221,9 @@ def _corrections_section(rows: Sequence[Row]) -> list[str]:
     for run in dict.fromkeys(row["run"] for row in mean):
         own = [row for row in mean if row["run"] == run]
         for metric, label, scale in (("gamma", "γ", 1), ("correction_ratio", "correction (%)", 100)):
-            values = {row["layer"]: scale * row["value"] for row in own if row["metric"] == metric}
-            cells = [significant(values[layer]) if layer in values else "–" for layer in layers]
+            values = {row["layer"]: row["value"] for row in own if row["metric"] == metric}
+            finite = {layer: significant(scale * value) for layer, value in values.items() if value is not None}
+            cells = [finite.get(layer, NOT_FINITE) if layer in values else "–" for layer in layers]
             lines.append([run, f"{100 * own[0]['budget']:.3g} %", label, *cells])
             paper = [printed.get((own[0]["task"], own[0]["model"], f"{metric}_layer_{layer}")) for layer in layers]
             if any(paper):

@@ -165,11 +165,14 @@ def where(rows: Rows, conditions: Iterable[str]) -> list[Row]:
         if not values:
             known = ", ".join(sorted({key for row in remaining for key in row}))
             raise ValueError(f'No row has "{name}"; {f"choose from {known}" if known else "there are no rows"}.')
+        selected = {"null"}
         for value in alternatives:
-            if not any(fnmatchcase(own, value) for own in values):
+            pattern = value.replace("[", "[[]")  # a bracket in a name is no pattern
+            matching = {own for own in values if fnmatchcase(own, pattern)}
+            if not matching:
                 raise ValueError(f"No row has {name} {value}; the rows have {', '.join(sorted(values))}.")
-        selected = {own for own in values if any(fnmatchcase(own, value) for value in alternatives)}
-        remaining = [row for row in remaining if _fact(row, name) in {"null", *selected}]
+            selected |= matching
+        remaining = [row for row in remaining if _fact(row, name) in selected]
     return remaining
 
 

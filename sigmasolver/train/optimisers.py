@@ -97,7 +97,8 @@ def build_optimiser(parameters: list[nn.Parameter], train: TrainRecipe, rate: to
             f'The builder of "{train.optimiser}" returned {type(optimiser).__name__}; it must return a '
             "torch.optim.Optimizer."
         )
-    arguments = signature(optimiser.step).parameters.values()
+    # Of the class: a learning-rate scheduler replaces the method by a function whose signature includes self.
+    _, *arguments = signature(type(optimiser).step).parameters.values()
     if any(argument.default is argument.empty for argument in arguments if argument.kind in _BY_POSITION):
         raise ValueError(
             f'The optimiser "{train.optimiser}" needs a closure that evaluates the loss again, which the trainer does '

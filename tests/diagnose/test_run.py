@@ -14,6 +14,7 @@ from sigmasolver.diagnose.records import read_findings, rows_file
 from sigmasolver.diagnose.run import DIAGNOSTICS, diagnose_run, peers_of
 from sigmasolver.diagnose.subject import Findings
 from sigmasolver.evaluate import Request, evaluate_run
+from sigmasolver.forecast.checkpoint import load_recipe
 from sigmasolver.runs import Run
 from sigmasolver.simulate.generate import generate
 from sigmasolver.train.infer_recipe import UserChoices, infer_recipe
@@ -248,9 +249,26 @@ def test_diagnose_run_on_other_data(runs, study, tmp_path, diagnostic_calls):
     assert {row["windows"] for row in again.rows} == {8} and again.rows[0]["data"] != own.rows[0]["data"]
 
 
+def test_diagnosis_without_the_training_data_is_completed_with_them(runs, study, tmp_path, diagnostic_calls):
+    """The location of the separate test data of a run does not say where its training data are."""
+    generate(FLOW, 2, 5, tmp_path / "other.h5")
+    first, run = runs["first"], Run(tmp_path / "run")
+    recipe = load_recipe(first)
+    recipe = replace(recipe, task=replace(recipe.task, test=0), train=replace(recipe.train, updates=1, checks=0))
+    train_run(recipe, study / "flow.h5", run, test=tmp_path / "other.h5")
+    for path, calls, distances in (
+        (tmp_path / "other.h5", 1, False),
+        (None, 2, True),
+        (tmp_path / "other.h5", 2, True),
+    ):
+        for _ in range(2):
+            rows = diagnose_run(run, ["trust"], Request(windows=2), path=path)["trust"].rows
+            assert len(diagnostic_calls) == calls and any(row["metric"] == "distance_lead" for row in rows) == distances
+
+
 def test_diagnose_run_rejects_other_domains_and_folders(runs, study, tmp_path):
     generate(replace(FLOW, interval=FLOW.interval / 2), 2, 5, tmp_path / "other.h5")
-    with pytest.raises(ValueError, match=r"its frames are .* apart, not .*; use matching data"):
+    with pytest.raises(ValueError, match=r"its frames are .* apart, not .*; use matching data\.$"):
         diagnose_run(runs["first"], ["maps"], path=tmp_path / "other.h5")
     with (
         open_store(study / "flow.h5") as store,

@@ -294,6 +294,8 @@ def test_collect_includes_diagnoses_of_the_same_weights(run, tmp_path):
     means = [row for row in findings["corrections"].rows if row["case"] is None and row["layer"] is not None]
     (ratio,) = [100 * row["value"] for row in means if row["metric"] == "correction_ratio"]
     assert f"| ns2d-physolver-42 | 0.002 % | correction (%) | {significant(ratio)} |" in page
+    diverged = [{**row, "value": None if row["metric"] == "correction_ratio" else row["value"]} for row in diagnosed]
+    assert "| ns2d-physolver-42 | 0.002 % | correction (%) | not finite |" in results_page(diverged, [])
     other = copy.path / "diagnose" / "decomposition.jsonl"
     other.write_text(other.read_text().replace(run.digest, "0" * 16))
     assert {row.get("diagnostic") for row in collect(copy)} == {None, "corrections"}

@@ -309,6 +309,33 @@ def test_forecast_fills_the_solid_of_every_container(masked, tmp_path, count):
         forecast_file(folder / "run", tmp_path / "half.npy", 3, tmp_path / "out.npy", CPU)
 
 
+def test_forecast_accepts_the_boolean_mask_of_a_single_file(masked, tmp_path):
+    folder, values = masked
+    u, v, solid = (values[0, ..., channel] for channel in range(3))
+    np.savez(tmp_path / "numbers.npz", u=u, v=v, solid=solid)
+    np.savez(tmp_path / "booleans.npz", u=u, v=v, solid=solid.astype(bool))
+    for name in ("numbers", "booleans"):
+        forecast_file(folder / "run", tmp_path / f"{name}.npz", 2, tmp_path / f"{name}.npy", CPU)
+    np.testing.assert_array_equal(np.load(tmp_path / "booleans.npy"), np.load(tmp_path / "numbers.npy"))
+
+
+@pytest.mark.parametrize(
+    ("strides", "dt"),
+    [({"space_stride": 1, "grid": (12, 12)}, 0.25), ({"time_stride": 1}, None)],
+    ids=["time step given", "without coordinates"],
+)
+def test_forecast_of_a_strided_run_can_be_continued(workdir, raw, tmp_path, strides, dt):
+    """A forecast has the time step and the points that the model uses, not those of the training data."""
+    np.save(tmp_path / "a.npy", raw)
+    recipe = Recipe(replace(THIN, **strides), MODEL, PLAN)
+    train_run(recipe, open_data(tmp_path / "a.npy", ReadOptions(fields=BOTH, dt=dt)), Run(tmp_path / "run"))
+    for start, steps, out in (("a.npy", 5, "all"), ("a.npy", 3, "first"), ("first.npz", 2, "rest")):
+        forecast_file(tmp_path / "run", tmp_path / start, steps, tmp_path / f"{out}.npz", CPU)
+    with np.load(tmp_path / "all.npz") as whole, np.load(tmp_path / "rest.npz") as rest:
+        np.testing.assert_array_equal(rest["fields"], whole["fields"][:, 3:])
+        np.testing.assert_allclose(rest["times"], whole["times"][3:])
+
+
 @pytest.mark.parametrize("suffix", [".npz", ".h5"])
 def test_forecast_of_a_run_with_permuted_axes_can_be_continued(workdir, raw, tmp_path, suffix):
     """Files of the run have the axes (y, x), a forecast (x, y)."""

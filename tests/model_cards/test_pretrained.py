@@ -162,8 +162,11 @@ def test_as_run_does_not_mix_a_pretrained_model_with_other_runs(tmp_path, monkey
     assert copy.path == Path("runs/darcy") and as_run("darcy").digest == copy.digest
     assert {path.name for path in copy.path.iterdir()} == set(RUN_FILES)
     write_tensors(copy.weights, {"weight": torch.zeros(1)}, {})
-    with pytest.raises(ValueError, match=r"runs/darcy is not a copy of the pretrained model darcy.*rename it"):
-        as_run("darcy")
+    for unfinished in (False, True):
+        if unfinished:
+            copy.weights.unlink()
+        with pytest.raises(ValueError, match=r"runs/darcy is not a copy of the pretrained model darcy.*rename it"):
+            as_run("darcy")
     (tmp_path / "darcy").mkdir()
     (tmp_path / "darcy" / "recipe.json").write_text("{}")
     assert as_run("darcy").path == Path("darcy"), "a run folder of this name is meant"

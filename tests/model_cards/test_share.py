@@ -1,6 +1,7 @@
 """`save_pretrained`: the content of the published folder, which forecasts like the run."""
 
 import json
+from dataclasses import replace
 
 import pytest
 import torch
@@ -13,6 +14,7 @@ from sigmasolver.recipes import ModelRecipe, Recipe, TrainRecipe
 from sigmasolver.runs import Run, read_rows
 from sigmasolver.simulate.generate import generate
 from sigmasolver.tasks import Task
+from sigmasolver.train.job import train_run
 from tests.data.waves import Waves
 
 BOTH = ("height", "slope")
@@ -44,10 +46,17 @@ def test_save_pretrained_folder_forecasts_like_the_run(run, tmp_path):
     assert Run(folder).digest == run.digest and Run(folder).finished
 
 
-def test_save_pretrained_does_not_leak_the_data_path(run, tmp_path):
+@pytest.mark.parametrize("separate", [False, True])
+def test_save_pretrained_does_not_leak_the_data_path(run, tmp_path, separate):
+    if separate:
+        data, run = run.path.parent, Run(run.path.parent / "separate")
+        generate(Waves(frames=7), 2, 9, data / "test.h5")
+        train_run(replace(RECIPE, task=replace(TASK, test=0)), data / "secret-place.h5", run, test=data / "test.h5")
     folder = save_pretrained(run, tmp_path / "mine")
     for path in folder.iterdir():
         assert str(run.path.parent).encode() not in path.read_bytes(), path.name
+    test = Run(folder).read_json("data.json").get("test")
+    assert test["path"] == "test.h5" if separate else test is None
 
 
 def test_save_pretrained_card_has_errors_of_model_and_baseline(run, tmp_path):

@@ -90,6 +90,8 @@ def test_where_filters_and_errors():
     assert [r["lead"] for r in where(rows, ["lead=3", "metric=relative_l2_lead", "lead=5"])] == [3, 5]
     with pytest.raises(ValueError, match=r"^No row has lead 99; "):
         where(rows, ["lead=3", "lead=99"])
+    named = [{**row, "run": f"wide [{row['metric']}]"} for row in rows]
+    assert {r["metric"] for r in where(named, ["run=wide [relative_l2]"])} == {"relative_l2"}
     with pytest.raises(ValueError, match=r"^No row has metric relative_l3\*; the rows have "):
         where(rows, ["metric=relative_l3*"])
     with pytest.raises(ValueError, match=r"^--where must be name=value"):

@@ -44,8 +44,8 @@ def open_histories(
     axes are specified, they follow from their number.
     """
     arrays = open_arrays(path)
-    if is_list(arrays.get("axes")):  # the file states the order of its axes: a forecast has that of the model
-        options = replace(options, axes=None)
+    if is_list(arrays.get("axes")):  # a forecast states its axes; they and its times are those of the model
+        options = replace(options, axes=None, dt=None)
     present = options.reorder_axes(path, arrays, 1)
     combined = present.get(UNNAMED, present.get("fields"))
     channels = None if combined is None or not combined.shape else combined.shape[-1]
@@ -59,7 +59,7 @@ def open_histories(
         fields = (*names, *extra)
     options = _only(options, fields)
     if options.axes is None:
-        options = replace(options, steady=None, axes=_axes_of(path, arrays, fields, axes, steady))
+        options = replace(options, steady=None, axes=_axes_of(path, present, fields, axes, steady))
     assert options.axes is not None
     whole = "count" in options.axes and any(len(array.shape) == len(options.axes) for array in arrays.values())
     return _open_data(path, options, "arrays"), whole

@@ -108,7 +108,9 @@ def suite(
     recorded: set[str] = set()
     if ledger is not None:
         refuse_folder(ledger)
-        recorded = recorded_runs(ledger, data_seed)
+        recorded = recorded_runs(
+            ledger, {key: changed(rows[key], settings or []) for key in selected}, data_seed, windows
+        )
     if show:
         jobs = Jobs(_jobs_folder(out))
         active = jobs.active(selected)

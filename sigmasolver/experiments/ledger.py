@@ -19,7 +19,7 @@ from typing import Any
 from sigmasolver.diagnose.records import read_findings
 from sigmasolver.evaluate import records_of_test_part
 from sigmasolver.forecast.checkpoint import load_recipe
-from sigmasolver.recipes import RECIPES, recipe_of
+from sigmasolver.recipes import RECIPES, Recipe, recipe_of
 from sigmasolver.runs import Run, read_records, replace_rows
 from sigmasolver.runs.files import os_errors_as_value_errors
 from sigmasolver.train.dry_run import updates_of
@@ -89,16 +89,27 @@ def _diagnoses(run: Run, evaluated: Mapping[str, Any]) -> list[dict[str, Any]]:
     return rows
 
 
-def recorded_runs(file: Path, data_seed: int | None = None) -> set[str]:
-    """The runs in a ledger; none if there is no file. Raises ValueError if one was trained on data of another seed."""
-    rows = read_records(file, REQUIRED_KEYS)
-    for row in rows:
-        if data_seed is not None and row["data_seed"] not in (None, data_seed):
-            raise ValueError(
-                f"{file} has {row['run']} with data seed {row['data_seed']}, not {data_seed}; its rows would be "
-                "replaced. Pass another file, or the same seed."
-            )
-    return {row["run"] for row in rows}
+def recorded_runs(
+    file: Path, recipes: Mapping[str, Recipe], data_seed: int | None = None, windows: int | None = None
+) -> set[str]:
+    """The runs of `recipes` in a ledger; none if there is no file. Raises ValueError if one was trained or evaluated
+    with other settings."""
+    recorded = [row for row in read_records(file, REQUIRED_KEYS) if row["run"] in recipes and "diagnostic" not in row]
+    for row in recorded:
+        recipe = recipes[row["run"]]
+        settings = {
+            "data_seed": ("data seed", data_seed),
+            "step": ("number of updates", updates_of(recipe)),
+            "precision": ("training precision", recipe.train.precision),
+            "windows": ("number of test windows", windows),
+        }
+        for key, (name, value) in settings.items():
+            if None not in (row[key], value) and row[key] != value:
+                raise ValueError(
+                    f"{file} has {row['run']} with {name} {row[key]}, not {value}; its rows would be replaced. Pass "
+                    "another file, or the same settings."
+                )
+    return {row["run"] for row in recorded}
 
 
 def write(file: Path, rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:

@@ -266,13 +266,22 @@ def test_write_replaces_rows_of_the_same_run(run, tmp_path):
     assert write(file, rows) == [*other, *rows] == [json.loads(line) for line in file.read_text().splitlines()]
 
 
-def test_recorded_runs_are_those_of_the_same_data_seed(run, tmp_path):
-    file = tmp_path / "ledger.jsonl"
-    assert recorded_runs(file, 5) == set()
+def test_recorded_runs_have_the_same_settings(run, tmp_path):
+    file, name = tmp_path / "ledger.jsonl", run.path.name
+    recipe = load_recipe(run)
+    assert recorded_runs(file, {name: recipe}, 5) == set()
     write(file, collect(run))
-    assert recorded_runs(file) == recorded_runs(file, 5) == {run.path.name}
-    with pytest.raises(ValueError, match=f"has {run.path.name} with data seed 5, not 6; its rows would be replaced"):
-        recorded_runs(file, 6)
+    assert recorded_runs(file, {name: recipe}) == recorded_runs(file, {name: recipe, "other": recipe}, 5) == {name}
+    assert recorded_runs(file, {"other": recipe}, 6) == set()
+    longer, rounded = (changed(recipe, [setting]) for setting in ("train.updates=9", "train.precision=bf16"))
+    for other, seed, windows, difference in (
+        (recipe, 6, None, "data seed 5, not 6"),
+        (recipe, 5, 1, "number of test windows 2, not 1"),
+        (longer, 5, None, "number of updates 5, not 9"),
+        (rounded, 5, None, "training precision float32, not bf16"),
+    ):
+        with pytest.raises(ValueError, match=f"has {name} with {difference}; its rows would be replaced"):
+            recorded_runs(file, {name: other}, seed, windows)
 
 
 def test_collect_includes_diagnoses_of_the_same_weights(run, tmp_path):

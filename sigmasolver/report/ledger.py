@@ -150,12 +150,7 @@ def _variants_section(rows: Sequence[Row], name: str) -> list[str]:
 def _variant_lines(trained: Mapping[str, Sequence[Row]], table: PublishedTable, index: int) -> list[list[str]]:
     """One line per trained model of the table, in its order."""
     column, published = table.columns[index], {model: numbers[index] for model, _, numbers in table.rows}
-    values = {
-        model: [
-            math.inf if row["value"] is None else column.scale * row["value"] for row in rows if _matches(row, column)
-        ]
-        for model, rows in trained.items()
-    }
+    values = {model: [_scaled(row, column) for row in rows if _matches(row, column)] for model, rows in trained.items()}
     means, base = {model: statistics.mean(errors) for model, errors in values.items()}, table.rows[-1][0]
 
     def change(model: str, value: float, reference: float) -> str:
@@ -177,7 +172,7 @@ def _variant_lines(trained: Mapping[str, Sequence[Row]], table: PublishedTable, 
                     str(len(values[model])),
                     str(published[model]),
                     change(model, published[model].value, published[base].value),
-                    _format_mean(values[model]) if means[model] < math.inf else "not finite",
+                    _format_mean(values[model]),
                     change(model, means[model], means[base]),
                 ]
             )
@@ -196,8 +191,8 @@ def _decomposition_section(rows: Sequence[Row]) -> list[str]:
     for group, own in groups.items():
         first, cells = own[0], []
         for metric in ("injection_relative", "propagation_relative", "cross_relative", "total_relative"):
-            values = [row["value"] for row in own if row["metric"] == metric]
-            cells.append(NOT_FINITE if None in values else _format_mean(values))
+            values = [math.inf if row["value"] is None else row["value"] for row in own if row["metric"] == metric]
+            cells.append(_format_mean(values))
             if metric in ("injection_relative", "propagation_relative"):
                 paper = printed.get((first["task"], first["model"], metric))
                 cells.append("–" if paper is None else str(paper))
@@ -257,7 +252,7 @@ def _counterpart_lines(models: Mapping[str, Sequence[Row]], column: Column, budg
 
 
 def _format(value: float | None) -> str:
-    return "not finite" if value is None else significant(value)
+    return NOT_FINITE if value is None else significant(value)
 
 
 def _errors(rows: Sequence[Row], column: Column) -> tuple[list[float | None], float | None]:
@@ -277,7 +272,7 @@ def _factors_section(rows: Sequence[Row], task: str, factors: Mapping[str, str])
     columns = [column for column in tables()["main"].columns if column.task == task]
     values = {
         run: [
-            column.scale * row["value"]
+            _scaled(row, column)
             for column in columns
             for row in rows
             if row["run"] == run and row["model"] not in TRIVIAL_BASELINES and _matches(row, column)
@@ -288,8 +283,8 @@ def _factors_section(rows: Sequence[Row], task: str, factors: Mapping[str, str])
     lines = []
     for run, setting in factors.items():
         if values[run]:
-            change = 100 * (values[run][0] / values[base][0] - 1) if values[base] else 0.0
-            difference = "–" if run == base or not values[base] else f"{change:+.1f} %"
+            comparable = run != base and values[base] and max(values[run][0], values[base][0]) < math.inf
+            difference = f"{100 * (values[run][0] / values[base][0] - 1):+.1f} %" if comparable else "–"
             lines.append([f"`{run}`", setting, *map(significant, values[run]), difference])
     head = ("run", "changed setting", *(column.heading for column in columns), "against base")
     return (
@@ -309,11 +304,7 @@ def _comparison_section(rows: Sequence[Row]) -> str:
         return [math.inf if value is None else 100 * value for value in by_run.values()]
 
     def cell(errors: Sequence[float]) -> str:
-        return (
-            _format_mean(sorted(set(errors)) if len(set(errors)) == 1 else errors)
-            if max(errors) < math.inf
-            else "not finite"
-        )
+        return _format_mean(errors if len(set(errors)) > 1 else errors[:1])
 
     models = dict.fromkeys(row["model"] for row in rows)
     lines = []
@@ -345,9 +336,13 @@ def _timing_section(rows: Sequence[Row]) -> str:
     runs = [row for row in rows if row["metric"] == "relative_l2" and row["model"] not in TRIVIAL_BASELINES]
     runs.sort(key=lambda row: (row["model"], row["step"]))
     lines = [
-        [row["model"], f"{row['step']:,}", significant(row["seconds"]), significant(100 * row["value"])]
+        [
+            row["model"],
+            f"{row['step']:,}",
+            significant(row["seconds"]) if "seconds" in row else "–",
+            NOT_FINITE if row["value"] is None else significant(100 * row["value"]),
+        ]
         for row in runs
-        if row["value"] is not None
     ]
     head = ("model", "updates", "training time (s)", "whole horizon")
     return (
@@ -361,12 +356,12 @@ def _timing_section(rows: Sequence[Row]) -> str:
 
 def _line(group: str, rows: Sequence[Row], column: Column) -> list[str]:
     matching = [row for row in rows if _matches(row, column)]
-    values = [column.scale * row["value"] for row in matching if row["value"] is not None]
+    values = [_scaled(row, column) for row in matching]
     model, learned = matching[0]["model"], matching[0]["model"] not in TRIVIAL_BASELINES
     sizes = {row["value"] for row in rows if row["metric"] == "parameters"}
     paper = _published(model, column) if learned else None
-    ours = _format_mean(values) if len(values) == len(matching) else "not finite"
-    difference = f"{100 * (statistics.mean(values) / paper.value - 1):+.1f} %" if paper and values else "–"
+    finite = max(values) < math.inf
+    difference = f"{100 * (statistics.mean(values) / paper.value - 1):+.1f} %" if paper and finite else "–"
     return [
         group,
         column.heading,
@@ -374,7 +369,7 @@ def _line(group: str, rows: Sequence[Row], column: Column) -> list[str]:
         f"{100 * min(row['budget'] for row in matching):.3g} %" if learned else "–",
         ", ".join(sorted({str(row["seed"]) for row in matching})) if learned else "–",
         str(paper) if paper else "–",
-        ours if learned else _format_mean(sorted(set(values))[:1]),
+        _format_mean(values if learned else [min(values)]),
         difference,
     ]
 
@@ -383,9 +378,14 @@ def _matches(row: Row, column: Column) -> bool:
     return row["metric"] == column.metric and row["field"] == column.field and row["lead"] is None
 
 
+def _scaled(row: Row, column: Column) -> float:
+    """The value in the unit of the column, infinite if it is not finite."""
+    return math.inf if row["value"] is None else float(column.scale * row["value"])
+
+
 def _format_mean(values: Sequence[float]) -> str:
-    if len(values) == 1:
-        return significant(values[0])
+    if len(values) == 1 or math.inf in values:
+        return significant(max(values))
     return spread(statistics.mean(values), statistics.stdev(values))
 
 
@@ -411,16 +411,15 @@ def _lead_table(rows: Sequence[Row], column: Column, groups: Mapping[str, None])
         cells = []
         for lead in [*shown_leads, None]:
             values = [
-                column.scale * row["value"]
+                _scaled(row, column)
                 for row in rows
                 if row["run"].rpartition("-")[0] == group
                 and row["model"] not in TRIVIAL_BASELINES
                 and row["metric"] == "relative_l2_lead"
                 and row["field"] == column.field
                 and lead in (None, row["lead"])
-                and row["value"] is not None
             ]
-            cells.append(significant(statistics.mean(values)) if values else "not finite")
+            cells.append(significant(statistics.fmean(values)) if values else "–")
         lines.append([group, *cells])
     head = ("run", *(f"lead {lead}" for lead in shown_leads), "mean over leads")
     return f"\n{column.heading.split()[-1]} by lead:\n\n" + _markdown(head, lines)

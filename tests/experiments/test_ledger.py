@@ -59,6 +59,11 @@ def test_results_page_compares_changed_settings_with_the_default():
     assert "| `b-42` | train.clip=1.0 | 6.00 | 6.00 | -25.0 % |" in page
     assert "- `c-42`" in page and "- `d-42`" in page and "| a |" not in page
     assert "## One setting at a time: KF2D" in page and "time: Darcy" not in page
+    for blown_up in ("a-42", "b-42"):
+        values = [{**row, "value": None if row["run"] == blown_up else row["value"]} for row in rows]
+        page = results_page(values, [], {"kf2d": settings})
+        assert f"| `{blown_up}` | {settings[blown_up]} | not finite | not finite | – |" in page
+        assert "%" not in page[page.index("| `b-42`") : page.index("## Not run yet")]
 
 
 def test_results_page_sorts_cost_by_model_and_updates():
@@ -75,6 +80,11 @@ def test_results_page_sorts_cost_by_model_and_updates():
     lines = [line for line in page.splitlines() if line.startswith(("| a |", "| b |"))]
     assert lines == ["| a | 200 | 2.00 | 40.0 |", "| a | 800 | 8.00 | 20.0 |", "| b | 800 | 8.00 | 10.0 |"]
     assert "- `b-2-42`" in page and "## KF2D" not in page
+    rows = [{**row, "value": None} for row in rows[:1]] + [
+        {key: row[key] for key in row if key != "seconds"} for row in rows[1:2]
+    ]
+    page = results_page(rows, [], {}, [], ["a-8-42", "b-8-42"])
+    assert "| a | 800 | – | 20.0 |" in page and "| b | 800 | 8.00 | not finite |" in page
 
 
 def test_results_page_sorts_comparison_by_error():
@@ -197,7 +207,7 @@ def test_results_page_means_deviations_and_differences():
 def test_results_page_shows_blown_up_run_as_not_finite():
     page = results_page([ledger_row(42, None), ledger_row(43, 0.004)], [])
     line = next(line for line in page.splitlines() if line.startswith("| darcy-transolver-sigma-bf16 |"))
-    assert "| not finite |" in line
+    assert line.endswith("| not finite | – |"), "no difference of the seeds that are finite"
 
 
 def test_results_page_averages_errors_by_lead_over_seeds():
@@ -213,6 +223,8 @@ def test_results_page_averages_errors_by_lead_over_seeds():
     page = results_page(rows, [])
     assert "| run | lead 1 | lead 8 | lead 16 | mean over leads |" in page
     assert "| kf2d-transolver-sigma | 0.200 | 1.60 | 3.20 | 1.70 |" in page
+    blown_up = [{**row, "value": None} if (row["seed"], row["lead"]) == (43, 16) else row for row in rows]
+    assert "| kf2d-transolver-sigma | 0.200 | 1.60 | not finite | not finite |" in results_page(blown_up, [])
 
 
 # --- from run folders

@@ -189,7 +189,7 @@ def factor_settings() -> dict[str, dict[str, str]]:
         task: {name: ", ".join(changes) or "nothing" for name, changes in factors.items()}
         for task, factors in FACTORS.items()
     }
-    settings["kf2d"]["released"] = "schedule, clipping and weight decay of the public code"
+    settings["kf2d"]["released"] = "schedule and clipping of the public code"
     return {
         task: {_factor_run_name(task, name): setting for name, setting in own.items()} for task, own in settings.items()
     }

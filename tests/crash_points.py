@@ -35,6 +35,7 @@ OWN = ["--fields", "u", "--history", "2", "--block", "1", "--horizon", "3"]
 TASK = ("task.grid=(8,8)", "task.history=2", "task.horizon=3", "task.block=1", "task.train=4", "task.test=2")
 SUITE = [word for setting in (*TASK, "task.space_stride=1", "task.time_stride=1") for word in ("--set", setting)]
 ROW = "ns2d-transolver-sigma-42"
+RECORDED = ("--diagnose", "--ledger", "ledger.jsonl", "--device", "cpu")
 QUICK = ("--seconds", "0.01", "--out", "runs", "--device", "cpu")
 TRAIN = ("train", "--data", "my.npy", *OWN, *TINY, "--device", "cpu")
 BEST = ("--set", "train.keep=best", "--set", "train.validation=0.3")
@@ -71,7 +72,7 @@ CASES = {
     "inspect": Case(("inspect", "flow.h5", "--plot", "flow.png")),
     "figure": Case(("figure", "decomposition", "run", "--out", "figures")),
     "report": Case(("report", "run", "--out", "page.html")),
-    "suite": Case(("suite", "main", "--only", ROW, "--data", ".", "--out", "runs", *SUITE, *TINY, "--device", "cpu")),
+    "suite": Case(("suite", "main", "--only", ROW, "--data", ".", "--out", "runs", *SUITE, *TINY, *RECORDED)),
     "measure": Case(
         ("measure", "--only", "ns2d-*-sigma", "--data", ".", "--rounds", "1", *QUICK, *SUITE, *TINY[:-4]),
         timed=True,

@@ -118,7 +118,7 @@ def suite(
             if key in recorded:
                 screen.print(f"{key:45} in {ledger}", soft_wrap=True)
                 continue
-            status = _run_status(Run(out / key), changed(rows[key], settings or []), windows)
+            status = _run_status(Run(out / key), changed(rows[key], settings or []), windows, data_seed)
             screen.print(f"{key:45} {status}{_job_status(jobs.find(key), active.get(key), status)}", soft_wrap=True)
         return
     if skipped := recorded.intersection(selected):
@@ -160,7 +160,7 @@ def suite(
             task = rows[key].task.name
             siblings = {k: changed(recipe, settings or []) for k, recipe in rows.items() if recipe.task.name == task}
             run = Run(out / key)
-            if data_only or not is_done(run, siblings[key], windows):
+            if data_only or not is_done(run, siblings[key], windows, data_seed):
                 if not _finish_row(key, siblings, data, data_seed, run, execution, deadline, finish):
                     raise typer.Exit(TERMINATED if Termination.requested else 0)
             elif world.first:
@@ -169,11 +169,11 @@ def suite(
                 write(ledger, collect(run, windows))
 
 
-def _run_status(run: Run, recipe: Recipe, windows: int | None) -> str:
+def _run_status(run: Run, recipe: Recipe, windows: int | None, data_seed: int | None) -> str:
     from sigmasolver.experiments.queue import fraction_done, is_done
 
     if run.finished:
-        return "finished" if is_done(run, recipe, windows) else "trained, not evaluated"
+        return "finished" if is_done(run, recipe, windows, data_seed) else "trained, not evaluated"
     done = fraction_done(run)
     return f"{100 * done:.1f} %" if done else "pending"
 
@@ -216,7 +216,8 @@ def _job_specs(
             command = Command([*arguments, "--only", key, "--data-only"])
             stores[task] = JobSpec(f"data-{task}", command, ready)
         command = Command([*arguments, "--only", key], processes, nodes)
-        rows.append(JobSpec(key, command, partial(is_done, Run(out / key), recipe, windows), after=f"data-{task}"))
+        done = partial(is_done, Run(out / key), recipe, windows, data_seed)
+        rows.append(JobSpec(key, command, done, after=f"data-{task}"))
     return [*stores.values(), *(rows if not data_only else ())]
 
 

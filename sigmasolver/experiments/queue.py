@@ -65,16 +65,24 @@ class Deadline:
             raise OutOfTimeError(what)
 
 
-def is_done(run: Run, recipe: Recipe, windows: int | None = None) -> bool:
+def is_done(run: Run, recipe: Recipe, windows: int | None = None, seed: int | None = None) -> bool:
     """Whether a run is trained with this recipe and its final weights are evaluated on the full test split, or on
     `windows` of its windows.
 
-    Raises ValueError if the folder has another recipe.
+    Raises ValueError if the folder has another recipe, or was trained on simulated data of another seed than `seed`.
     """
     if not run.finished:
         return False
     begin(run, recipe)
-    return bool(records_of_test_part(run, recipe, windows))
+    evaluated = bool(records_of_test_part(run, recipe, windows))
+    data, task = run.read_json("data.json") if evaluated else {}, recipe.task.name
+    simulated = task in SIMULATORS and data.get("source") == simulator_of(task).name
+    if simulated and None not in (seed, data.get("seed")) and data["seed"] != seed:
+        raise ValueError(
+            f"{run.path} was trained with data seed {data['seed']}, not {seed}; pass that seed, or choose another "
+            "folder."
+        )
+    return evaluated
 
 
 def fraction_done(run: Run) -> float:

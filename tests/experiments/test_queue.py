@@ -160,10 +160,12 @@ def test_queue_errors(uninterrupted, tmp_path):
             lambda: is_done(uninterrupted, replace(RECIPE, train=replace(RECIPE.train, seed=1))),
             "different recipe .train.seed",
         ),
+        (lambda: is_done(uninterrupted, RECIPE, seed=8), "was trained with data seed 7, not 8"),
     ]
     for call, message in cases:
         with pytest.raises(ValueError, match=message):
             call()
+    assert is_done(uninterrupted, RECIPE) and is_done(uninterrupted, RECIPE, seed=7)
     ensure_store(RECIPE, tmp_path, [RECIPE], 7, EXECUTION)
     with pytest.raises(ValueError, match="seed is 7, expected 8"):
         ensure_store(RECIPE, tmp_path, [RECIPE], 8, EXECUTION)

@@ -202,13 +202,19 @@ def is_data_of(run: Run, reader: Reader) -> bool:
     """Whether these are the training data of a run, or the same simulation repeated: on another machine its values
     differ by rounding, but the trajectories that were trained on are the same.
 
-    Raise ValueError if such a simulation is shorter than that of the run.
+    Raise ValueError if such a simulation is shorter than that of the run, or has the same seed but other settings
+    (frames, precision): then it is unknown which of its trajectories are unseen.
     """
     facts = run.read_json("data.json")
     if reader.fingerprint == facts.get("fingerprint"):
         return True
-    if reader.header.seed is None or reader.header.digest != facts.get("header"):
+    if not reader.header.shares_seed(facts.get("source"), facts.get("seed")):
         return False
+    if reader.header.digest != facts.get("header"):
+        raise ValueError(
+            f"{reader.path} is simulated with seed {reader.header.seed}, like the training data of {run.path}, so "
+            "their trajectories may be the same; simulate with another seed."
+        )
     needed = 1 + max(max(trajectories, default=0) for trajectories in facts.get("parts", {}).values())
     if len(reader) < needed:
         raise ValueError(

@@ -290,6 +290,11 @@ def _check_test(
                     f"Trajectory {number} of the test data {path} is also in the training data; "
                     "remove it from one of them."
                 )
+        if data.header.shares_seed(store.header.source, store.header.seed):
+            raise ValueError(
+                f"The test data {path} are simulated with seed {data.header.seed}, like the training data, so their "
+                "trajectories may be the same; simulate one of them with another seed."
+            )
         frames = len(data.header.layout.times)
         return {
             "path": _recorded_path(path, run),

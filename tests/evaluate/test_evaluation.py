@@ -256,6 +256,15 @@ def test_evaluate_run_recognises_a_repeated_simulation(run, trained, raw, tmp_pa
     assert {row["windows"] for row in evaluate_run(run, path=tmp_path / "unseen.h5")} == {32}
 
 
+def test_evaluate_run_refuses_a_simulation_with_the_same_seed_and_other_settings(run, tmp_path):
+    """More frames or another precision change the fingerprint and the digests, but not the flows."""
+    generate(replace(FLOW, frames=9), 8, 0, tmp_path / "longer.h5")
+    generate(FLOW, 8, 0, tmp_path / "half.h5", dtype="float16")
+    for name in ("longer", "half"):
+        message = f"{name}.h5 is simulated with seed 0, like the training data of .*; simulate with another seed"
+        refused(run, message, tmp_path / f"{name}.h5")
+
+
 def test_evaluate_run_on_data_that_are_already_strided_or_shorter(trained, raw, tmp_path):
     task = replace(TASK, time_stride=2, space_stride=2, grid=(8, 8), history=1, horizon=2, starts=2)
     run = Run(tmp_path / "run")
@@ -277,7 +286,7 @@ def test_evaluate_run_on_data_that_are_already_strided_or_shorter(trained, raw, 
 def write_variant(path, trained, **change):
     """Valid test data with another layout."""
     with open_store(trained / "flow.h5") as store:
-        header = replace(store.header, layout=replace(store.header.layout, **change))
+        header = replace(store.header, source="selection", layout=replace(store.header.layout, **change))
         with Writer(path, header, 2) as writer:
             writer.append(store[6:8])
     return path

@@ -17,6 +17,7 @@ from sigmasolver.data import formats, isolated
 from sigmasolver.data.formats import ReadOptions, guess_format, import_data, in_place, open_data
 from sigmasolver.data.formats.netcdf_zarr_write import write_netcdf, write_zarr
 from sigmasolver.data.header import Header
+from sigmasolver.data.inspect import summarise
 from sigmasolver.data.split import Split
 from sigmasolver.data.store import open_store
 from sigmasolver.data.windows import Windows, WindowSpec
@@ -178,6 +179,23 @@ def test_fields_that_a_recipe_may_not_use_are_not_checked(tmp_path: Path) -> Non
     windows.check_finite("training")
     with pytest.raises(ValueError, match="contains non-finite values, the first in frame 0 of land"):
         Windows(reader, range(3), WindowSpec(("wind", "land"), ("wind",), 2, 2)).check_finite("training")
+
+
+def test_ranges_of_all_fields_are_noted(tmp_path: Path) -> None:
+    data = weather()
+    data["land"] = 1e5 + 1e-2 * data.land.astype(np.float64)
+    reader = open_data(save_nc4(tmp_path, data))
+    assert isinstance(reader, in_place.ForeignReader)
+    (note,) = reader.examine().notes()
+    assert note.startswith("land varies by only") and summarise(reader.path).problems() == [note]
+
+
+@SAVE
+def test_inspect_reads_the_values_once(tmp_path: Path, save: Save, monkeypatch: pytest.MonkeyPatch) -> None:
+    source = save(tmp_path, weather())
+    expected = open_data(source).fingerprint
+    monkeypatch.setattr(in_place.ForeignReader, "examine", lambda *_: pytest.fail("read again"))
+    assert summarise(source).fingerprint == expected and summarise(source, first=2).fingerprint is None
 
 
 def test_digests_are_independent_of_the_block_size(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

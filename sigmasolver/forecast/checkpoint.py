@@ -180,21 +180,21 @@ def evaluation_data_of(run: Run) -> Path:
     return _data_path(run, test.get("path")) if isinstance(test, dict) else data_of(run)
 
 
-def open_data_of(run: Run, recipe: Recipe, part: str = "train", path: Path | None = None) -> Reader:
-    """Open the data that hold a part of a run; raise ValueError if they have changed. `path`: their new location."""
+def open_data_of(run: Run, recipe: Recipe, part: str = "train") -> Reader:
+    """Open the data that hold a part of a run; raise ValueError if they have changed."""
     test = run.read_json("data.json").get("test") if part == "test" else None
     own = data_of(run) if test is None else evaluation_data_of(run)
-    reader = open_as_recorded(run, recipe, own if path is None else path)
-    refuse_changed_data(run, reader, separate_test=test is not None, given=path is not None)
+    reader = open_as_recorded(run, recipe, opened(own, *load_read_options(run, recipe)))
+    refuse_changed_data(run, reader, separate_test=test is not None)
     return reader
 
 
 def open_as_recorded(run: Run, recipe: Recipe, source: Path | Reader) -> Reader:
-    """Open files the way the data of the run were opened; a reader keeps its options. If they are the data of the run,
-    their fingerprint is the recorded one."""
+    """Open files like the data of the run; a reader keeps its options. If they are the data of the run, their
+    fingerprint is the recorded one."""
     facts = run.read_json("data.json") if (run.path / "data.json").exists() else {}
     recorded = [data.get("fingerprint") for data in (facts, facts.get("test")) if isinstance(data, dict)]
-    reader = source if isinstance(source, Reader) else opened(source, *load_read_options(run, recipe))
+    reader = source if isinstance(source, Reader) else opened(source, *load_read_options(run, recipe, others=True))
     return reader.as_recorded([name for name in recorded if isinstance(name, str)])
 
 
@@ -240,11 +240,16 @@ def refuse_changed_data(run: Run, reader: Reader, separate_test: bool = False, g
         )
 
 
-def load_read_options(run: Run, recipe: Recipe) -> tuple[ReadOptions, str | None]:
-    """How to read files like the training data of a run, and the kind "arrays" if they are the user's own arrays."""
+def load_read_options(run: Run, recipe: Recipe, others: bool = False) -> tuple[ReadOptions, str | None]:
+    """How to read files like the training data of a run, and the kind "arrays" if they are the user's own arrays.
+
+    `others`: files that may be others than those of the run. Metadata that the training files lacked are then read from
+    these files, if they have them, to be compared with those that the user specified for the training.
+    """
     facts, task = run.read_json("data.json"), recipe.task
     stored = facts.get("reading")
     plain = {"fields": facts.get("fields"), "steady": task.steady, "mask": facts.get("mask", task.mask)}
+    plain["defaults"] = facts.get("missing", []) if others else []
     try:
         options = from_plain(ReadOptions, plain | (stored if isinstance(stored, dict) else {}))
     except ValueError as error:

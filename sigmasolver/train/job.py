@@ -353,6 +353,7 @@ def _record_data(
     }
     stated = {name: store.header.parameters[name] for name in ("reading", "skipped") if name in store.header.parameters}
     stated["mask"] = store.header.parameters.get("mask")
+    stated["missing"] = sorted(store.missing)
     facts |= stated if test is None else {**stated, "test": test}
     if store.notes:
         facts["notes"] = list(store.notes)

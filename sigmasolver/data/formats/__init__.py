@@ -339,8 +339,7 @@ def skip_bad(source: Path, out: Path) -> Imported:
 def opened(source: Path, options: ReadOptions, kind: str | None = None) -> Reader:
     """Open a store or foreign files the way the data of a run were opened.
 
-    `options` and `kind` come from the run; `kind` applies only to a user's own arrays. Metadata in these files take
-    precedence over `options`, which may describe other files.
+    `options` and `kind` come from the run; `kind` applies only to a user's own arrays.
     """
     if not source.exists():
         raise ValueError(f"{source} not found.")
@@ -381,7 +380,7 @@ def _open_foreign(kind: str, source: Path, options: ReadOptions) -> ForeignData:
     """Open a foreign data set; `options` override the metadata of its files."""
     row = _format_by_name(kind)
     foreign = row.read(source) if row.select is None else row.select(source, options)
-    foreign = replace(foreign, layout=options.applied(foreign.layout))
+    foreign = replace(foreign, layout=options.applied(foreign.layout, foreign.missing))
     return foreign if options.mask is None else fill_solid(foreign, options.mask)
 
 

@@ -199,14 +199,15 @@ def open_as_recorded(run: Run, recipe: Recipe, source: Path | Reader) -> Reader:
 
 
 def is_data_of(run: Run, reader: Reader) -> bool:
-    """Whether these are the training data of a run, or the same simulation repeated: on another machine its values
-    differ by rounding, but the trajectories that were trained on are the same.
+    """Whether these are the training data of a run, also public data whose files were moved or copied, or the same
+    simulation repeated: on another machine its values differ by rounding, but the trajectories that were trained on are
+    the same.
 
     Raise ValueError if such a simulation is shorter than that of the run, or has the same seed but other settings
     (frames, precision): then it is unknown which of its trajectories are unseen.
     """
     facts = run.read_json("data.json")
-    if reader.fingerprint == facts.get("fingerprint"):
+    if reader.fingerprint == facts.get("fingerprint") or _has_samples(reader, facts):
         return True
     if not reader.header.shares_seed(facts.get("source"), facts.get("seed")):
         return False
@@ -222,6 +223,16 @@ def is_data_of(run: Run, reader: Reader) -> bool:
             f"trajectories; simulate all of them (--count {needed}), or use another seed."
         )
     return True
+
+
+def _has_samples(reader: Reader, facts: dict[str, Any]) -> bool:
+    """Whether all trajectories of a run are in these data, at the same places, by the samples recorded of its training
+    trajectories."""
+    samples, parts = facts.get("samples"), facts.get("parts", {})
+    if not samples or len(reader) <= max(max(trajectories, default=0) for trajectories in parts.values()):
+        return False
+    trained = dict.fromkeys((*parts["train"], *parts["validation"]))
+    return all(reader.sample(number) == sample for number, sample in zip(trained, samples, strict=True))
 
 
 def refuse_changed_data(run: Run, reader: Reader, separate_test: bool = False, given: bool = False) -> None:

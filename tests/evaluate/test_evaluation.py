@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from sigmasolver.data import formats
-from sigmasolver.data.formats import ReadOptions, open_data
+from sigmasolver.data.formats import ReadOptions, import_data, open_data
 from sigmasolver.data.header import Header
 from sigmasolver.data.layout import Layout
 from sigmasolver.data.store import Writer, open_store
@@ -21,6 +21,7 @@ from sigmasolver.recipes import ModelRecipe, Recipe, TrainRecipe
 from sigmasolver.report.rows import with_unique_names
 from sigmasolver.report.tables import comparison
 from sigmasolver.runs import Run, read_rows, replace_rows
+from sigmasolver.simulate.fixtures.hdf5_sets import write_pdebench
 from sigmasolver.simulate.generate import generate
 from sigmasolver.simulate.vorticity import DEMO
 from sigmasolver.tasks import Task
@@ -398,6 +399,34 @@ def test_netcdf_data_are_recognised_by_their_values(raw, tmp_path):
         train_run(SHORT, duplicated, Run(tmp_path / "other"))
 
 
+def test_public_data_are_recognised_where_their_files_were_moved(raw, tmp_path):
+    """Their digests depend on the names and dates of the files."""
+    axis = 2 * np.pi * np.arange(16) / 16
+    layout = Layout(("vorticity",), ("1",), ("periodic",) * 2, (axis, axis), 0.5 * np.arange(8))
+
+    def write(name, values):
+        write_pdebench(tmp_path / name, "scalar", values.astype(np.float32), layout)
+        return tmp_path / name
+
+    run, task = Run(tmp_path / "run"), replace(TASK, inputs=("tensor",), targets=("tensor",))
+    source = write("flow.hdf5", raw)
+    train_run(replace(SHORT, task=task), source, run)
+    recorded, rows = run.read_json("data.json"), evaluate_run(run)
+    moved = shutil.copy(source, tmp_path / "moved.hdf5")
+    os.utime(moved, (0, 0))
+    import_data(moved, tmp_path / "imported.h5")
+    for path in (moved, tmp_path / "imported.h5"):
+        again = evaluate_run(run, path=path)
+        assert [row["value"] for row in again] == [row["value"] for row in rows]
+        assert {row["windows"] for row in again} == {8}
+    refused(run, "Trajectory 2 of .*mixed.hdf5 is in the training", write("mixed.hdf5", raw[[6, 7, 2]]))
+    assert {row["windows"] for row in evaluate_run(run, path=write("other.hdf5", 2 * raw))} == {32}
+    with pytest.raises(ValueError, match=r"Trajectory 0 of the test data .*moved.hdf5 is also in the training data"):
+        train_run(replace(SHORT, task=replace(task, test=0)), source, Run(tmp_path / "other"), test=moved)
+    train_run(replace(SHORT, task=task), source, run)
+    assert run.read_json("data.json") == recorded
+
+
 def test_run_recorded_by_the_state_of_its_files_is_evaluated_unless_they_changed(raw, tmp_path, monkeypatch):
     source, run = write_flow(tmp_path / "flow.nc", raw), Run(tmp_path / "run")
     with monkeypatch.context() as patch:
@@ -405,6 +434,8 @@ def test_run_recorded_by_the_state_of_its_files_is_evaluated_unless_they_changed
         patch.setattr(formats, "FORMATS", (former, *formats.FORMATS))
         train_run(SHORT, source, run)
         recorded, rows = run.read_json("data.json"), evaluate_run(run)
+    assert recorded.pop("samples")  # which runs of earlier versions did not record
+    run.write_json("data.json", recorded)
     assert {row["data"] for row in rows} == {recorded["fingerprint"]}
     assert evaluate_run(run) == evaluate_run(run, path=source) == rows and {row["windows"] for row in rows} == {8}
     assert len(evaluate_run(run, Request(windows=3))) == len(rows)

@@ -53,6 +53,7 @@ __all__ = [
     "find_download",
     "guess_format",
     "import_data",
+    "is_identified_by_state",
     "is_read_in_place",
     "open_data",
     "opened",
@@ -400,6 +401,11 @@ def find_download(task: str, folder: Path) -> Path | None:
 def is_read_in_place(source: Path) -> bool:
     """Whether these are foreign files that `open_data` reads in place."""
     return source.exists() and not is_store(source) and any(row.matches(source) for row in FORMATS)
+
+
+def is_identified_by_state(kind: str) -> bool:
+    """Whether this is the name of a format whose files are identified by their state."""
+    return any(row.name == kind and not row.identified_by_values for row in FORMATS)
 
 
 def describes_itself(source: Path) -> bool:

@@ -305,8 +305,13 @@ def refuse_other_domain(run: Run, recipe: Recipe, path: Path, domain: Domain, an
     A model with a time embedding knows the time of each frame, so its data may have another time step.
     """
     known = domain_of(run)
-    if known is None or len(known.boundary) != len(domain.boundary):  # a different number of axes is rejected elsewhere
+    if known is None:
         return None
+    if len(known.boundary) != len(domain.boundary):
+        raise ValueError(
+            f"The axes of {path} are {', '.join(domain.axis_names)}, but those of the training data of {run.path} are "
+            f"{', '.join(known.axis_names)}; use matching data."
+        )
     differences = "; ".join(known.differences(domain, not recipe.model.options.time_embedding))
     if differences and not anyway:
         raise ValueError(

@@ -316,6 +316,12 @@ def test_evaluate_run_rejects_a_different_domain_without_anyway(run, trained, tm
     assert not any("anyway" in row for row in evaluate_run(run))
 
 
+def test_evaluate_run_refuses_another_number_of_axes(run, raw, tmp_path):
+    np.savez(tmp_path / "line.npz", vorticity=raw[6:, :, 0, :, 0], times=np.arange(8.0))
+    message = "The axes of .*line.npz are x, but those of the training data of .* are x, y;"
+    refused(run, message, tmp_path / "line.npz")
+
+
 def test_evaluate_run_without_a_recorded_domain(run, trained, tmp_path):
     facts = run.read_json("data.json")
     assert facts.pop("domain")["units"] == ["1/time"]

@@ -181,6 +181,22 @@ def test_fields_that_a_recipe_may_not_use_are_not_checked(tmp_path: Path) -> Non
         Windows(reader, range(3), WindowSpec(("wind", "land"), ("wind",), 2, 2)).check_finite("training")
 
 
+@SAVE
+def test_boolean_mask_is_read_as_0_and_1(tmp_path: Path, save: Save) -> None:
+    data = weather()
+    inside = (data.land > 0).values
+    results = []
+    for kind in (bool, np.uint8):
+        source = save(tmp_path, data.assign(land=(data.land.dims, inside.astype(kind))))
+        with open_data(source, ReadOptions(mask="land")) as reader:
+            channel = reader.header.layout.fields.index("land")
+            np.testing.assert_array_equal(reader[1, 2, ..., channel], inside[::-1].T)
+            results.append((reader[:], reader.fingerprint))
+        shutil.rmtree(source) if source.is_dir() else source.unlink()
+    np.testing.assert_array_equal(results[0][0], results[1][0])
+    assert results[0][1] == results[1][1]
+
+
 def test_ranges_of_all_fields_are_noted(tmp_path: Path) -> None:
     data = weather()
     data["land"] = 1e5 + 1e-2 * data.land.astype(np.float64)

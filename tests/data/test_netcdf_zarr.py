@@ -214,9 +214,24 @@ def test_inspect_reads_the_values_once(tmp_path: Path, save: Save, monkeypatch: 
     assert summarise(source).fingerprint == expected and summarise(source, first=2).fingerprint is None
 
 
+@SAVE
+def test_values_are_hashed_once_per_process(tmp_path: Path, save: Save, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Several runs may be evaluated on the same files; changed files are hashed again."""
+    source = save(tmp_path, weather())
+    digests = open_data(source).digests
+    with monkeypatch.context() as patch:
+        patch.setattr(in_place.ForeignReader, "examine", lambda *_: pytest.fail("read again"))
+        assert open_data(source).digests == digests
+    for file in (source, *source.rglob("*")):
+        os.utime(file, (0, 0))
+    in_place._hashed.update({key: [] for key in in_place._hashed})
+    assert open_data(source).digests == digests
+
+
 def test_digests_are_independent_of_the_block_size(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     source = save_nc4(tmp_path, weather())
     whole = open_data(source).digests
+    in_place._hashed.clear()
     monkeypatch.setattr(in_place, "_BLOCK", 2 * 5 * 8 * 2 * 4)  # two of seven frames
     assert open_data(source).digests == whole
 

@@ -19,6 +19,9 @@ __all__ = ["ForeignReader"]
 
 _BLOCK = 256 * 2**20
 """Bytes of a long trajectory that are in memory while it is hashed."""
+_hashed: dict[tuple[Path, str], list[bytes]] = {}
+"""Digests of the values that this process has hashed, by path and header with the state of the files: several runs are
+often evaluated on the same files."""
 
 
 class ForeignReader(Reader):
@@ -58,10 +61,17 @@ class ForeignReader(Reader):
 
     @property
     def digests(self) -> Sequence[bytes]:
+        if self._digests is None and self._state is not None:
+            self._digests = _hashed.get(self._state)
         if self._digests is None:
             self.examine()
         assert self._digests is not None
         return self._digests
+
+    @property
+    def _state(self) -> tuple[Path, str] | None:
+        """Key of `_hashed`; None if the state of the files is unknown."""
+        return None if self._by_state is None else (self.path.resolve(), self._by_state.digest)
 
     @property
     def fingerprint(self) -> str:
@@ -94,6 +104,8 @@ class ForeignReader(Reader):
                 progress(index + 1, self._count)
         if self._digests is None:
             self._digests = digests
+        if self._state is not None:
+            _hashed[self._state] = digests
         return checks
 
     def _stored_blocks(self, index: int, checks: ValueChecks) -> Iterator[np.ndarray]:

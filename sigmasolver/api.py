@@ -346,7 +346,7 @@ def diagnose_run(
     names: str | Sequence[str] | None = None,
     windows: int | None = None,
     device: str = "cpu",
-    data: str | Path | None = None,
+    data: str | Path | Reader | None = None,
 ) -> dict[str, Findings]:
     """Diagnose why the forecasts of a run drift; the findings are stored in the run folder.
 
@@ -356,7 +356,7 @@ def diagnose_run(
             components; None: all.
         windows: number of evenly spaced test windows; None: all.
         device: where it is computed.
-        data: other data, all of it used for testing; None: the test split of the run's own data.
+        data: other data as in `evaluate_run`, all of it used for testing; None: the test split of the run's own data.
 
     Returns:
         By name, findings with `rows` (records like those of `evaluate_run`), `arrays`, and `skipped`, the reason

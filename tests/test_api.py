@@ -186,6 +186,8 @@ def test_evaluate_run_uses_a_dataset_as_it_was_opened(tmp_path):
             (row["metric"], row["field"], row["lead"]) for row in expected
         ]
         np.testing.assert_allclose(*([row["value"] or 0 for row in rows] for rows in (records, expected)), rtol=1e-5)
+    (maps,) = api.diagnose_run(run, "maps", windows=1, data=opened("yx", axes="count,time,y,x,field")).values()
+    np.testing.assert_allclose(maps.arrays["given"][0], values[6, 1], rtol=1e-3, atol=1e-6)
     with pytest.raises(ValueError, match=r"ab.npy differs from the training data of .* is wall, not periodic"):
         api.evaluate_run(run, opened("ab", boundary="wall"))
     with pytest.raises(ValueError, match=r"its frames are 7 apart, not 0\.5"):

@@ -87,10 +87,12 @@ def runs_of(arguments: Sequence[Path], announce: bool = True) -> list[Run]:
     """The runs that are meant, without duplicates; pretrained models are copied to run folders."""
     from sigmasolver.model_cards.share import as_run
 
-    runs = {path: as_run(path) for path in arguments}
-    for path, run in runs.items():
-        if announce and run.path != path:
+    runs: dict[Path, Run] = {}
+    for path in arguments:
+        run = as_run(path)
+        if announce and run.path not in {path, *runs}:
             console(stderr=True).print(f"the results of the pretrained {path} are stored in {run.path}", soft_wrap=True)
+        runs.setdefault(run.path, run)
     return list(runs.values())
 
 

@@ -102,6 +102,11 @@ class Header:
         """Hash of everything except the values: a simulation repeated on another machine has the same."""
         return fingerprint(self, ())
 
+    def shares_seed(self, source: object, seed: object) -> bool:
+        """Whether these are trajectories of this simulator and seed: whatever its parameters, trajectory i is then made
+        of the same random numbers."""
+        return self.seed is not None and (self.source, self.seed) == (source, seed)
+
     def axes(self) -> dict[str, np.ndarray]:
         """Coordinates by axis name, and the times under t, as float64."""
         names = (*self.layout.axis_names, "t")

@@ -12,7 +12,7 @@ both colour maps are safe for the common kinds of colour blindness.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from io import BytesIO
 from pathlib import Path
@@ -24,7 +24,7 @@ from sigmasolver.data.domain import time_steps, unevenly_spaced
 from sigmasolver.data.formats import ReadOptions, guess_format, open_data
 from sigmasolver.data.formats.checks import FieldRanges
 from sigmasolver.data.formats.in_place import ForeignReader
-from sigmasolver.data.header import DTYPES, Header, StoreError
+from sigmasolver.data.header import DTYPES, Header, StoreError, fingerprint
 from sigmasolver.data.layout import transpose_axes
 from sigmasolver.data.moments import merge
 from sigmasolver.data.reader import Reader
@@ -223,11 +223,12 @@ def summarise(
         header = data.header
         moments, ranges = _Moments(header.shape[0], header.shape[-1]), FieldRanges(header)
         total = len(data) if first is None else min(first, len(data))
-        damaged, duplicates, seen, bad = [], [], dict[bytes, int](), 0
+        damaged, duplicates, digests, seen, bad = [], [], list[bytes](), dict[bytes, int](), 0
         store = data if isinstance(data, StoreReader) else None
         for index in range(total):
             before = moments.not_finite
             digest = _add_trajectory(data, index, moments, ranges)
+            digests.append(digest)
             bad += moments.not_finite > before
             if store is not None and digest != store.digests[index]:
                 damaged.append(index)
@@ -236,7 +237,6 @@ def summarise(
                 duplicates.append((original, index))
             if progress is not None:
                 progress(index + 1, total)
-        known = not isinstance(data, ForeignReader) or data.examined
         return Summary(
             path=data.path,
             header=header,
@@ -245,7 +245,7 @@ def summarise(
             whole=len(data),
             size=len(data) * header.nbytes,
             fields=_field_summaries(header, moments, ranges),
-            fingerprint=data.fingerprint if total == len(data) or known else None,
+            fingerprint=_fingerprint(data, digests),
             damaged=tuple(damaged),
             notes=tuple(data.notes),
             duplicates=tuple(duplicates),
@@ -263,10 +263,21 @@ def _add_trajectory(store: Reader, index: int, moments: _Moments, ranges: FieldR
         span = slice(start, min(start + step, frames))
         values = store.unconverted(index, span) if isinstance(store, ForeignReader) else store[index, span]
         ranges.add(values)
-        block = values.astype(DTYPES[store.header.dtype], copy=False)
+        with np.errstate(over="ignore", under="ignore"):
+            block = values.astype(DTYPES[store.header.dtype], copy=False)
         digest.update(np.ascontiguousarray(block).data)
         moments.add(slice(start, start + len(block)), block)
     return digest.digest()
+
+
+def _fingerprint(data: Reader, digests: Sequence[bytes]) -> str | None:
+    """The fingerprint of data of which the first trajectories have these digests; None if only some of them were read
+    and it would require the rest."""
+    if not isinstance(data, ForeignReader) or data.examined:
+        return data.fingerprint
+    if len(digests) < len(data):
+        return None
+    return data.fingerprint if data.checked else fingerprint(data.header, digests)  # the former also checks the values
 
 
 def _field_summaries(header: Header, moments: _Moments, ranges: FieldRanges) -> tuple[FieldSummary, ...]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import operator
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -11,7 +12,7 @@ from typing import Any, Self, TypeAlias
 
 import numpy as np
 
-from sigmasolver.data.header import Header
+from sigmasolver.data.header import DTYPES, Header
 from sigmasolver.data.split import Split, WindowLists
 
 __all__ = ["Key", "Reader", "contiguous"]
@@ -95,6 +96,12 @@ class Reader(ABC):
         """These fields of frames `start:stop`, each `(stop - start, *grid)`, if the file stores fields separately;
         otherwise None. In the dtype of the file, and often views of its memory: copy before use."""
         return None
+
+    def sample(self, index: int) -> str:
+        """Hash of the first and the last frame of a trajectory, which identify it where hashing all values would take
+        too long."""
+        frames = [np.ascontiguousarray(self[index, frame], dtype=DTYPES["float32"]) for frame in (0, -1)]
+        return hashlib.sha256(b"".join(frame.tobytes() for frame in frames)).hexdigest()
 
     def close(self) -> None:  # noqa: B027 - optional: not every reader keeps a file open
         """Close the file; it is reopened on the next access."""

@@ -68,13 +68,14 @@ def diagnose_run(
     device: torch.device | str = "cpu",
     tick: Callable[[str, int, int], None] | None = None,
     peers: Sequence[Run] = (),
-    path: str | Path | None = None,
+    path: str | Path | Reader | None = None,
 ) -> dict[str, Findings]:
     """Run diagnostics (`names`; default: all) and write the results into the run folder; existing results are reused.
 
     A diagnostic that is not defined for the model is `skipped`, with the reason. `peers`: runs of the same model with
-    other seeds. `path`: the current location of the run's data, or other data, which are all test data. `tick` gets the
-    diagnostic, the amount done (windows; calls for interventions, calls and derivatives for components) and the total.
+    other seeds. `path`: the current location of the run's data, or other data, which are all test data; or a reader of
+    either. `tick` gets the diagnostic, the amount done (windows; calls for interventions, calls and derivatives for
+    components) and the total.
     """
     request, target_device = request or Request(), torch.device(device)
     _check_request(request)
@@ -82,10 +83,10 @@ def diagnose_run(
     diagnostics = {name: lookup(DIAGNOSTICS, name, "diagnostic") for name in selected}
     recipe = load_recipe(run)
     results: dict[str, Findings] = {}
-    location = None if path is None else Path(path)
-    with _open(run, recipe, request, location) as (training, evaluated), run.locked("diagnose"):
+    other = Path(path) if isinstance(path, str) else path
+    with _open(run, recipe, request, other) as (training, evaluated), run.locked("diagnose"):
         windows = windows_of(run, recipe, evaluated, request)
-        if location is not None and training is None:
+        if other is not None and training is None:
             domain = Domain.of(evaluated.header.layout, windows.fields, windows.times)
             refuse_other_domain(run, recipe, evaluated.path, domain, anyway=None)
         facts = source_of(run, recipe, windows, request, evaluated.fingerprint)
@@ -137,15 +138,17 @@ def _check_request(request: Request) -> None:
 
 
 @contextmanager
-def _open(run: Run, recipe: Recipe, request: Request, path: Path | None) -> Iterator[tuple[Reader | None, Reader]]:
+def _open(
+    run: Run, recipe: Recipe, request: Request, other: Path | Reader | None
+) -> Iterator[tuple[Reader | None, Reader]]:
     """The training data of a run (None: not at hand), and the data with the requested split: the same, the separate
-    test data of the run, or other data at `path`."""
+    test data of the run, or other data."""
     facts = run.read_json("data.json")
     separate = request.split == "test" and isinstance(facts.get("test"), dict)
     with ExitStack() as stack:
         training: Reader | None = None
-        if path is not None:
-            training = stack.enter_context(open_as_recorded(run, recipe, path))
+        if other is not None:
+            training = stack.enter_context(open_as_recorded(run, recipe, other))
             if not is_data_of(run, training):
                 yield None, training
                 return

@@ -298,9 +298,9 @@ def _windows_of_part(run: Run, recipe: Recipe, store: Reader, request: Request) 
     test = recipe.windows_of(store, "test", spec) if listed else None
     if test is not None:
         return test  # the data set defines its own test windows
-    trained = set(facts.get("digests", ()))
+    trained, samples = set(facts.get("digests", ())), set(facts.get("samples", ()))
     for number, digest in enumerate(store.digests):
-        if digest.hex() in trained:
+        if digest.hex() in trained or (samples and store.sample(number) in samples):
             raise ValueError(
                 f"Trajectory {number} of {store.path} is in the training data of {run.path}; remove it from the test "
                 "data."

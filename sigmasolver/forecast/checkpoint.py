@@ -180,35 +180,42 @@ def evaluation_data_of(run: Run) -> Path:
     return _data_path(run, test.get("path")) if isinstance(test, dict) else data_of(run)
 
 
-def open_data_of(run: Run, recipe: Recipe, part: str = "train", path: Path | None = None) -> Reader:
-    """Open the data that hold a part of a run; raise ValueError if they have changed. `path`: their new location."""
+def open_data_of(run: Run, recipe: Recipe, part: str = "train") -> Reader:
+    """Open the data that hold a part of a run; raise ValueError if they have changed."""
     test = run.read_json("data.json").get("test") if part == "test" else None
     own = data_of(run) if test is None else evaluation_data_of(run)
-    reader = open_as_recorded(run, recipe, own if path is None else path)
-    refuse_changed_data(run, reader, separate_test=test is not None, given=path is not None)
+    reader = open_as_recorded(run, recipe, opened(own, *load_read_options(run, recipe)))
+    refuse_changed_data(run, reader, separate_test=test is not None)
     return reader
 
 
 def open_as_recorded(run: Run, recipe: Recipe, source: Path | Reader) -> Reader:
-    """Open files the way the data of the run were opened; a reader keeps its options. If they are the data of the run,
-    their fingerprint is the recorded one."""
+    """Open files like the data of the run; a reader keeps its options. If they are the data of the run, their
+    fingerprint is the recorded one."""
     facts = run.read_json("data.json") if (run.path / "data.json").exists() else {}
     recorded = [data.get("fingerprint") for data in (facts, facts.get("test")) if isinstance(data, dict)]
-    reader = source if isinstance(source, Reader) else opened(source, *load_read_options(run, recipe))
+    reader = source if isinstance(source, Reader) else opened(source, *load_read_options(run, recipe, others=True))
     return reader.as_recorded([name for name in recorded if isinstance(name, str)])
 
 
 def is_data_of(run: Run, reader: Reader) -> bool:
-    """Whether these are the training data of a run, or the same simulation repeated: on another machine its values
-    differ by rounding, but the trajectories that were trained on are the same.
+    """Whether these are the training data of a run, also public data whose files were moved or copied, or the same
+    simulation repeated: on another machine its values differ by rounding, but the trajectories that were trained on are
+    the same.
 
-    Raise ValueError if such a simulation is shorter than that of the run.
+    Raise ValueError if such a simulation is shorter than that of the run, or has the same seed but other settings
+    (frames, precision): then it is unknown which of its trajectories are unseen.
     """
     facts = run.read_json("data.json")
-    if reader.fingerprint == facts.get("fingerprint"):
+    if reader.fingerprint == facts.get("fingerprint") or _has_samples(reader, facts):
         return True
-    if reader.header.seed is None or reader.header.digest != facts.get("header"):
+    if not reader.header.shares_seed(facts.get("source"), facts.get("seed")):
         return False
+    if reader.header.digest != facts.get("header"):
+        raise ValueError(
+            f"{reader.path} is simulated with seed {reader.header.seed}, like the training data of {run.path}, so "
+            "their trajectories may be the same; simulate with another seed."
+        )
     needed = 1 + max(max(trajectories, default=0) for trajectories in facts.get("parts", {}).values())
     if len(reader) < needed:
         raise ValueError(
@@ -216,6 +223,16 @@ def is_data_of(run: Run, reader: Reader) -> bool:
             f"trajectories; simulate all of them (--count {needed}), or use another seed."
         )
     return True
+
+
+def _has_samples(reader: Reader, facts: dict[str, Any]) -> bool:
+    """Whether all trajectories of a run are in these data, at the same places, by the samples recorded of its training
+    trajectories."""
+    samples, parts = facts.get("samples"), facts.get("parts", {})
+    if not samples or len(reader) <= max(max(trajectories, default=0) for trajectories in parts.values()):
+        return False
+    trained = dict.fromkeys((*parts["train"], *parts["validation"]))
+    return all(reader.sample(number) == sample for number, sample in zip(trained, samples, strict=True))
 
 
 def refuse_changed_data(run: Run, reader: Reader, separate_test: bool = False, given: bool = False) -> None:
@@ -234,11 +251,16 @@ def refuse_changed_data(run: Run, reader: Reader, separate_test: bool = False, g
         )
 
 
-def load_read_options(run: Run, recipe: Recipe) -> tuple[ReadOptions, str | None]:
-    """How to read files like the training data of a run, and the kind "arrays" if they are the user's own arrays."""
+def load_read_options(run: Run, recipe: Recipe, others: bool = False) -> tuple[ReadOptions, str | None]:
+    """How to read files like the training data of a run, and the kind "arrays" if they are the user's own arrays.
+
+    `others`: files that may be others than those of the run. Metadata that the training files lacked are then read from
+    these files, if they have them, to be compared with those that the user specified for the training.
+    """
     facts, task = run.read_json("data.json"), recipe.task
     stored = facts.get("reading")
     plain = {"fields": facts.get("fields"), "steady": task.steady, "mask": facts.get("mask", task.mask)}
+    plain["defaults"] = facts.get("missing", []) if others else []
     try:
         options = from_plain(ReadOptions, plain | (stored if isinstance(stored, dict) else {}))
     except ValueError as error:
@@ -283,8 +305,13 @@ def refuse_other_domain(run: Run, recipe: Recipe, path: Path, domain: Domain, an
     A model with a time embedding knows the time of each frame, so its data may have another time step.
     """
     known = domain_of(run)
-    if known is None or len(known.boundary) != len(domain.boundary):  # a different number of axes is rejected elsewhere
+    if known is None:
         return None
+    if len(known.boundary) != len(domain.boundary):
+        raise ValueError(
+            f"The axes of {path} are {', '.join(domain.axis_names)}, but those of the training data of {run.path} are "
+            f"{', '.join(known.axis_names)}; use matching data."
+        )
     differences = "; ".join(known.differences(domain, not recipe.model.options.time_embedding))
     if differences and not anyway:
         raise ValueError(

@@ -140,7 +140,7 @@ def _read_start(run: Run, recipe: Recipe, start: Path, known: Domain | None, sca
     task = recipe.task
     options, kind, facts = ReadOptions(mask=task.mask), None, dict[str, Any]()
     if (run.path / "data.json").exists():
-        (options, kind), facts = load_read_options(run, recipe), run.read_json("data.json")
+        (options, kind), facts = load_read_options(run, recipe, others=True), run.read_json("data.json")
     if not start.exists():
         raise ValueError(f"{start} not found.")
     whole = True
@@ -149,7 +149,7 @@ def _read_start(run: Run, recipe: Recipe, start: Path, known: Domain | None, sca
         options = options if kind == "arrays" else ReadOptions(mask=options.mask)
         reader, whole = open_histories(start, task.inputs, len(task.grid), task.steady, options)
     else:
-        reader = opened(start, options, kind)
+        reader = opened(start, ReadOptions() if _is_forecast(start) else options, kind)
     with reader:
         whole = whole or reader.header.shape[0] == facts.get("frames")
         return _select_frames(run, start, task, reader, whole, known, scale)
@@ -160,6 +160,14 @@ def _holds_arrays(start: Path, kind: str | None, source: object) -> bool:
     if not start.is_file() or start.suffix.lower() not in SUFFIXES or is_store(start):
         return False
     return kind == "arrays" or (not describes_itself(start) and guess_format(start).name != source)
+
+
+def _is_forecast(start: Path) -> bool:
+    """Whether this is a forecast as NetCDF or Zarr, which states its own metadata."""
+    if start.suffix not in (".nc", ".zarr"):
+        return False
+    with opened(start, ReadOptions()) as reader:
+        return bool(_provenance(reader.header)["source"] == SOURCE)
 
 
 def _select_frames(

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from sigmasolver.data.domain import Domain, unevenly_spaced
-from sigmasolver.data.formats import open_data, opened
+from sigmasolver.data.formats import is_identified_by_state, open_data, opened
 from sigmasolver.data.layout import shape_text
 from sigmasolver.data.mask import check_mask
 from sigmasolver.data.normalise import TimeScale, fit
@@ -283,13 +283,20 @@ def _check_test(
         differences = domain.differences(Domain.of(data.header.layout, windows.fields, windows.times))
         if differences:
             raise ValueError(f"The test data {path} differ from the training data: {'; '.join(differences)}.")
-        trained = {store.digests[number] for number in _trained_trajectories(parts)}
-        for number, digest in enumerate(data.digests):
-            if digest in trained:
+        by_state = any(is_identified_by_state(reader.header.source) for reader in (store, data))
+        identity = Reader.sample if by_state else _digest
+        trained = {identity(store, number) for number in _trained_trajectories(parts)}
+        for number in range(len(data)):
+            if identity(data, number) in trained:
                 raise ValueError(
                     f"Trajectory {number} of the test data {path} is also in the training data; "
                     "remove it from one of them."
                 )
+        if data.header.shares_seed(store.header.source, store.header.seed):
+            raise ValueError(
+                f"The test data {path} are simulated with seed {data.header.seed}, like the training data, so their "
+                "trajectories may be the same; simulate one of them with another seed."
+            )
         frames = len(data.header.layout.times)
         return {
             "path": _recorded_path(path, run),
@@ -297,6 +304,10 @@ def _check_test(
             "count": len(data),
             "frames": frames,
         }
+
+
+def _digest(data: Reader, index: int) -> str:
+    return data.digests[index].hex()
 
 
 def _recorded_path(path: Path, run: Run) -> str:
@@ -324,16 +335,19 @@ def _record_data(
     test: dict[str, str | int] | None,
 ) -> None:
     """Record the data of the run in data.json, or check that they are still the same."""
+    samples: list[str] = []
     if (run.path / "data.json").exists():
         record = run.read_json("data.json")
         fingerprint, test = record.get("fingerprint"), test or record.get("test")
+        samples = record.get("samples", [])
         if fingerprint != store.fingerprint:
             raise ValueError(
                 f"{run.path} was started with other data: their fingerprint is {fingerprint}, but {store.path} has "
                 f"{store.fingerprint}; give the same file, or choose another folder."
             )
-    # The digests reveal a later test set that shares a trajectory with the training, whatever file it is in.
-    digests = [store.digests[number].hex() for number in _trained_trajectories(parts)]
+    # The digests reveal a later test set that shares a trajectory with the training, whatever file it is in. Where they
+    # depend on names and dates of files, the samples do.
+    digests = [_digest(store, number) for number in _trained_trajectories(parts)]
     facts = {
         "path": _recorded_path(store.path, run),
         "fingerprint": store.fingerprint,
@@ -348,7 +362,10 @@ def _record_data(
     }
     stated = {name: store.header.parameters[name] for name in ("reading", "skipped") if name in store.header.parameters}
     stated["mask"] = store.header.parameters.get("mask")
+    stated["missing"] = sorted(store.missing)
     facts |= stated if test is None else {**stated, "test": test}
+    if is_identified_by_state(store.header.source):
+        facts["samples"] = samples or [store.sample(number) for number in _trained_trajectories(parts)]
     if store.notes:
         facts["notes"] = list(store.notes)
     unseen = parts["test"]

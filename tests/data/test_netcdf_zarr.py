@@ -17,6 +17,7 @@ from sigmasolver.data import formats, isolated
 from sigmasolver.data.formats import ReadOptions, guess_format, import_data, in_place, open_data
 from sigmasolver.data.formats.netcdf_zarr_write import write_netcdf, write_zarr
 from sigmasolver.data.header import Header
+from sigmasolver.data.inspect import summarise
 from sigmasolver.data.split import Split
 from sigmasolver.data.store import open_store
 from sigmasolver.data.windows import Windows, WindowSpec
@@ -180,9 +181,57 @@ def test_fields_that_a_recipe_may_not_use_are_not_checked(tmp_path: Path) -> Non
         Windows(reader, range(3), WindowSpec(("wind", "land"), ("wind",), 2, 2)).check_finite("training")
 
 
+@SAVE
+def test_boolean_mask_is_read_as_0_and_1(tmp_path: Path, save: Save) -> None:
+    data = weather()
+    inside = (data.land > 0).values
+    results = []
+    for kind in (bool, np.uint8):
+        source = save(tmp_path, data.assign(land=(data.land.dims, inside.astype(kind))))
+        with open_data(source, ReadOptions(mask="land")) as reader:
+            channel = reader.header.layout.fields.index("land")
+            np.testing.assert_array_equal(reader[1, 2, ..., channel], inside[::-1].T)
+            results.append((reader[:], reader.fingerprint))
+        shutil.rmtree(source) if source.is_dir() else source.unlink()
+    np.testing.assert_array_equal(results[0][0], results[1][0])
+    assert results[0][1] == results[1][1]
+
+
+def test_ranges_of_all_fields_are_noted(tmp_path: Path) -> None:
+    data = weather()
+    data["land"] = 1e5 + 1e-2 * data.land.astype(np.float64)
+    reader = open_data(save_nc4(tmp_path, data))
+    assert isinstance(reader, in_place.ForeignReader)
+    (note,) = reader.examine().notes()
+    assert note.startswith("land varies by only") and summarise(reader.path).problems() == [note]
+
+
+@SAVE
+def test_inspect_reads_the_values_once(tmp_path: Path, save: Save, monkeypatch: pytest.MonkeyPatch) -> None:
+    source = save(tmp_path, weather())
+    expected = open_data(source).fingerprint
+    monkeypatch.setattr(in_place.ForeignReader, "examine", lambda *_: pytest.fail("read again"))
+    assert summarise(source).fingerprint == expected and summarise(source, first=2).fingerprint is None
+
+
+@SAVE
+def test_values_are_hashed_once_per_process(tmp_path: Path, save: Save, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Several runs may be evaluated on the same files; changed files are hashed again."""
+    source = save(tmp_path, weather())
+    digests = open_data(source).digests
+    with monkeypatch.context() as patch:
+        patch.setattr(in_place.ForeignReader, "examine", lambda *_: pytest.fail("read again"))
+        assert open_data(source).digests == digests
+    for file in (source, *source.rglob("*")):
+        os.utime(file, (0, 0))
+    in_place._hashed.update({key: [] for key in in_place._hashed})
+    assert open_data(source).digests == digests
+
+
 def test_digests_are_independent_of_the_block_size(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     source = save_nc4(tmp_path, weather())
     whole = open_data(source).digests
+    in_place._hashed.clear()
     monkeypatch.setattr(in_place, "_BLOCK", 2 * 5 * 8 * 2 * 4)  # two of seven frames
     assert open_data(source).digests == whole
 

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from sigmasolver.data import formats
-from sigmasolver.data.formats import ReadOptions, open_data
+from sigmasolver.data.formats import ReadOptions, import_data, open_data
 from sigmasolver.data.header import Header
 from sigmasolver.data.layout import Layout
 from sigmasolver.data.store import Writer, open_store
@@ -21,6 +21,7 @@ from sigmasolver.recipes import ModelRecipe, Recipe, TrainRecipe
 from sigmasolver.report.rows import with_unique_names
 from sigmasolver.report.tables import comparison
 from sigmasolver.runs import Run, read_rows, replace_rows
+from sigmasolver.simulate.fixtures.hdf5_sets import write_pdebench
 from sigmasolver.simulate.generate import generate
 from sigmasolver.simulate.vorticity import DEMO
 from sigmasolver.tasks import Task
@@ -256,6 +257,15 @@ def test_evaluate_run_recognises_a_repeated_simulation(run, trained, raw, tmp_pa
     assert {row["windows"] for row in evaluate_run(run, path=tmp_path / "unseen.h5")} == {32}
 
 
+def test_evaluate_run_refuses_a_simulation_with_the_same_seed_and_other_settings(run, tmp_path):
+    """More frames or another precision change the fingerprint and the digests, but not the flows."""
+    generate(replace(FLOW, frames=9), 8, 0, tmp_path / "longer.h5")
+    generate(FLOW, 8, 0, tmp_path / "half.h5", dtype="float16")
+    for name in ("longer", "half"):
+        message = f"{name}.h5 is simulated with seed 0, like the training data of .*; simulate with another seed"
+        refused(run, message, tmp_path / f"{name}.h5")
+
+
 def test_evaluate_run_on_data_that_are_already_strided_or_shorter(trained, raw, tmp_path):
     task = replace(TASK, time_stride=2, space_stride=2, grid=(8, 8), history=1, horizon=2, starts=2)
     run = Run(tmp_path / "run")
@@ -277,7 +287,7 @@ def test_evaluate_run_on_data_that_are_already_strided_or_shorter(trained, raw, 
 def write_variant(path, trained, **change):
     """Valid test data with another layout."""
     with open_store(trained / "flow.h5") as store:
-        header = replace(store.header, layout=replace(store.header.layout, **change))
+        header = replace(store.header, source="selection", layout=replace(store.header.layout, **change))
         with Writer(path, header, 2) as writer:
             writer.append(store[6:8])
     return path
@@ -304,6 +314,12 @@ def test_evaluate_run_rejects_a_different_domain_without_anyway(run, trained, tm
     with pytest.raises(ValueError, match=message):
         evaluate_run(run, path=path)
     assert not any("anyway" in row for row in evaluate_run(run))
+
+
+def test_evaluate_run_refuses_another_number_of_axes(run, raw, tmp_path):
+    np.savez(tmp_path / "line.npz", vorticity=raw[6:, :, 0, :, 0], times=np.arange(8.0))
+    message = "The axes of .*line.npz are x, but those of the training data of .* are x, y;"
+    refused(run, message, tmp_path / "line.npz")
 
 
 def test_evaluate_run_without_a_recorded_domain(run, trained, tmp_path):
@@ -389,6 +405,34 @@ def test_netcdf_data_are_recognised_by_their_values(raw, tmp_path):
         train_run(SHORT, duplicated, Run(tmp_path / "other"))
 
 
+def test_public_data_are_recognised_where_their_files_were_moved(raw, tmp_path):
+    """Their digests depend on the names and dates of the files."""
+    axis = 2 * np.pi * np.arange(16) / 16
+    layout = Layout(("vorticity",), ("1",), ("periodic",) * 2, (axis, axis), 0.5 * np.arange(8))
+
+    def write(name, values):
+        write_pdebench(tmp_path / name, "scalar", values.astype(np.float32), layout)
+        return tmp_path / name
+
+    run, task = Run(tmp_path / "run"), replace(TASK, inputs=("tensor",), targets=("tensor",))
+    source = write("flow.hdf5", raw)
+    train_run(replace(SHORT, task=task), source, run)
+    recorded, rows = run.read_json("data.json"), evaluate_run(run)
+    moved = shutil.copy(source, tmp_path / "moved.hdf5")
+    os.utime(moved, (0, 0))
+    import_data(moved, tmp_path / "imported.h5")
+    for path in (moved, tmp_path / "imported.h5"):
+        again = evaluate_run(run, path=path)
+        assert [row["value"] for row in again] == [row["value"] for row in rows]
+        assert {row["windows"] for row in again} == {8}
+    refused(run, "Trajectory 2 of .*mixed.hdf5 is in the training", write("mixed.hdf5", raw[[6, 7, 2]]))
+    assert {row["windows"] for row in evaluate_run(run, path=write("other.hdf5", 2 * raw))} == {32}
+    with pytest.raises(ValueError, match=r"Trajectory 0 of the test data .*moved.hdf5 is also in the training data"):
+        train_run(replace(SHORT, task=replace(task, test=0)), source, Run(tmp_path / "other"), test=moved)
+    train_run(replace(SHORT, task=task), source, run)
+    assert run.read_json("data.json") == recorded
+
+
 def test_run_recorded_by_the_state_of_its_files_is_evaluated_unless_they_changed(raw, tmp_path, monkeypatch):
     source, run = write_flow(tmp_path / "flow.nc", raw), Run(tmp_path / "run")
     with monkeypatch.context() as patch:
@@ -396,6 +440,8 @@ def test_run_recorded_by_the_state_of_its_files_is_evaluated_unless_they_changed
         patch.setattr(formats, "FORMATS", (former, *formats.FORMATS))
         train_run(SHORT, source, run)
         recorded, rows = run.read_json("data.json"), evaluate_run(run)
+    assert recorded.pop("samples")  # which runs of earlier versions did not record
+    run.write_json("data.json", recorded)
     assert {row["data"] for row in rows} == {recorded["fingerprint"]}
     assert evaluate_run(run) == evaluate_run(run, path=source) == rows and {row["windows"] for row in rows} == {8}
     assert len(evaluate_run(run, Request(windows=3))) == len(rows)

@@ -16,6 +16,7 @@ from sigmasolver.data.formats.netcdf_zarr_write import write_netcdf, write_zarr
 from sigmasolver.data.header import Header
 from sigmasolver.data.layout import Layout
 from sigmasolver.data.store import Writer, open_store, write_store
+from sigmasolver.evaluate import evaluate_run
 from sigmasolver.forecast.checkpoint import load
 from sigmasolver.forecast.files import forecast_file
 from sigmasolver.recipes import ModelRecipe, Recipe, TrainRecipe
@@ -334,6 +335,42 @@ def test_forecast_of_a_strided_run_can_be_continued(workdir, raw, tmp_path, stri
     with np.load(tmp_path / "all.npz") as whole, np.load(tmp_path / "rest.npz") as rest:
         np.testing.assert_array_equal(rest["fields"], whole["fields"][:, 3:])
         np.testing.assert_allclose(rest["times"], whole["times"][3:])
+
+
+@pytest.fixture(scope="module")
+def specified(workdir, raw):
+    """Runs whose time step, boundary and units are given by the user: the files `own` have other ones, `bare` none."""
+    folder, options = workdir / "specified", {"boundary": ("periodic",), "dt": 0.25, "units": ("m", "1")}
+    folder.mkdir()
+    names, other = {"fields": raw, "names": np.array(BOTH)}, {"times": np.arange(7.0), "units": np.array(["km", "2"])}
+    np.savez(folder / "bare.npz", **names)
+    np.savez(folder / "own.npz", **names, **other, boundary=np.array(["wall", "wall"]))
+    for name in ("bare", "own"):
+        data = open_data(folder / f"{name}.npz", ReadOptions(fields=BOTH, **options))
+        train_run(Recipe(replace(THIN, space_stride=1, grid=(12, 12)), MODEL, PLAN), data, Run(folder / name))
+    return folder
+
+
+def test_given_metadata_override_only_files_like_those_of_the_training(specified, raw, tmp_path):
+    """Where the training files had none, those of other files are used and compared."""
+    for name in ("bare", "own"):
+        forecast_file(specified / name, specified / f"{name}.npz", 2, tmp_path / f"{name}.npz", CPU)
+        with np.load(tmp_path / f"{name}.npz") as out:
+            np.testing.assert_allclose(out["times"], [2.0, 2.5])
+            assert (list(out["units"]), list(out["boundary"])) == (["m", "1"], ["periodic"] * 2)
+    np.savez(tmp_path / "strided.npz", fields=raw[:, ::2], names=np.array(BOTH), times=3 + 0.5 * np.arange(4))
+    forecast_file(specified / "bare", tmp_path / "strided.npz", 2, tmp_path / "out.npz", CPU)
+    with np.load(tmp_path / "out.npz") as out, np.load(tmp_path / "bare.npz") as expected:
+        np.testing.assert_array_equal(out["fields"], expected["fields"])
+        np.testing.assert_allclose(out["times"], [5.0, 5.5])
+    changes = {"times": 0.7 * np.arange(7), "boundary": np.array(["wall", "periodic"]), "units": np.array(["km", "1"])}
+    messages = ("its frames are 1.4 apart, not 0.5", "axis x is wall, not periodic", "the unit of height is km, not m")
+    for (name, values), message in zip(changes.items(), messages, strict=True):
+        np.savez(tmp_path / f"{name}.npz", fields=raw + 1, names=np.array(BOTH), **{name: values})
+        with pytest.raises(ValueError, match=message):
+            forecast_file(specified / "bare", tmp_path / f"{name}.npz", 2, tmp_path / "refused.npz", CPU)
+        with pytest.raises(ValueError, match=message):
+            evaluate_run(Run(specified / "bare"), path=tmp_path / f"{name}.npz")
 
 
 @pytest.mark.parametrize("suffix", [".npz", ".h5"])

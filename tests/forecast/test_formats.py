@@ -11,10 +11,11 @@ import numpy as np
 import pytest
 import torch
 
-from sigmasolver.data.formats import open_data
+from sigmasolver.data.formats import ReadOptions, open_data
 from sigmasolver.data.formats.netcdf_zarr_write import write_netcdf
 from sigmasolver.data.header import Header
 from sigmasolver.forecast import files
+from sigmasolver.forecast.checkpoint import load_recipe
 from sigmasolver.forecast.files import forecast_file
 from sigmasolver.recipes import ModelRecipe, Recipe, TrainRecipe
 from sigmasolver.runs import Run
@@ -86,6 +87,20 @@ def test_netcdf_and_zarr_forecast_can_be_continued(workdir: Path, tmp_path: Path
         np.testing.assert_array_equal(continued[:], store[:])
         for actual, expected in zip(continued.header.axes().values(), store.header.axes().values(), strict=True):
             np.testing.assert_allclose(actual, expected, rtol=1e-15)
+
+
+@pytest.mark.parametrize("suffix", [".nc", ".zarr"])
+def test_forecast_of_a_run_with_a_given_time_step_can_be_continued(workdir: Path, tmp_path: Path, suffix: str) -> None:
+    """The step was given for the frames of the training data, of which the model uses every second one."""
+    data = open_data(workdir / "waves.nc", ReadOptions(dt=0.5))
+    train_run(load_recipe(Run(workdir / "run")), data, Run(tmp_path / "run"))
+    for start, steps, out in ((workdir / "waves.nc", 5, "all"), (workdir / "waves.nc", 3, "first"),
+                              (tmp_path / f"first{suffix}", 2, "rest")):  # fmt: skip
+        forecast_file(tmp_path / "run", start, steps, tmp_path / f"{out}{suffix}", CPU)
+    with open_data(tmp_path / f"all{suffix}") as whole, open_data(tmp_path / f"rest{suffix}") as rest:
+        np.testing.assert_array_equal(rest[:], whole[:, 3:])
+        np.testing.assert_allclose(np.diff(whole.header.layout.times), 1.0)
+        np.testing.assert_allclose(rest.header.layout.times, whole.header.layout.times[3:])
 
 
 def test_forecast_file_validates_the_output_before_computing(

@@ -143,6 +143,7 @@ def test_pretrained_model_evaluates_and_diagnoses_like_a_run(call, tmp_path, mon
     assert code == 0 and err == "the results of the pretrained darcy are stored in runs/darcy\n"
     score = card["windows"]["scores"][0]
     assert f"{100 * score['value']:.3f}" in out and "16 windows of the test split" in out
+    assert call("evaluate", "darcy", "runs/darcy", "--device", "cpu") == (0, out, err), "the same run"
     rows = sigmasolver.evaluate_run("darcy")  # existing rows of the copy
     (error,) = [r["value"] for r in rows if r["metric"] == "relative_l2" and r["model"] == "transolver-sigma"]
     assert error == pytest.approx(score["value"], rel=card["windows"]["tolerance"])

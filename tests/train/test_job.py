@@ -66,7 +66,7 @@ def test_uneven_frame_times_require_a_time_embedding(store, tmp_path):
 def write_other(store, path, seed, **change):
     """Unseen waves with another layout."""
     with open_store(store) as old:
-        header = replace(old.header, layout=replace(old.header.layout, **change))
+        header = replace(old.header, seed=seed, layout=replace(old.header.layout, **change))
     with Writer(path, header, 1) as new:
         new.append(Waves(frames=7).simulate(seed, [0]).numpy())
     return path
@@ -100,6 +100,14 @@ def test_refuse_too_large_counts_every_parameter(store, tmp_path, monkeypatch, s
         else:
             with pytest.raises(ValueError, match=r"lower model\.width"):
                 job.refuse_too_large(recipe, Execution())
+
+
+def test_separate_test_data_have_another_seed(store, tmp_path):
+    generate(Waves(frames=9), 6, 0, tmp_path / "longer.h5")  # the trajectories of the training, and two frames more
+    recipe = replace(RECIPE, task=replace(TASK, test=0))
+    with pytest.raises(ValueError, match="are simulated with seed 0, like the training data") as caught:
+        train_run(recipe, store, Run(tmp_path / "run"), test=tmp_path / "longer.h5")
+    assert "\n" not in str(caught.value) and not (tmp_path / "run").exists()
 
 
 @pytest.mark.parametrize(

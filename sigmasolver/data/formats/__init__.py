@@ -53,6 +53,7 @@ __all__ = [
     "find_download",
     "guess_format",
     "import_data",
+    "is_identified_by_state",
     "is_read_in_place",
     "open_data",
     "opened",
@@ -339,8 +340,7 @@ def skip_bad(source: Path, out: Path) -> Imported:
 def opened(source: Path, options: ReadOptions, kind: str | None = None) -> Reader:
     """Open a store or foreign files the way the data of a run were opened.
 
-    `options` and `kind` come from the run; `kind` applies only to a user's own arrays. Metadata in these files take
-    precedence over `options`, which may describe other files.
+    `options` and `kind` come from the run; `kind` applies only to a user's own arrays.
     """
     if not source.exists():
         raise ValueError(f"{source} not found.")
@@ -381,7 +381,7 @@ def _open_foreign(kind: str, source: Path, options: ReadOptions) -> ForeignData:
     """Open a foreign data set; `options` override the metadata of its files."""
     row = _format_by_name(kind)
     foreign = row.read(source) if row.select is None else row.select(source, options)
-    foreign = replace(foreign, layout=options.applied(foreign.layout))
+    foreign = replace(foreign, layout=options.applied(foreign.layout, foreign.missing))
     return foreign if options.mask is None else fill_solid(foreign, options.mask)
 
 
@@ -401,6 +401,11 @@ def find_download(task: str, folder: Path) -> Path | None:
 def is_read_in_place(source: Path) -> bool:
     """Whether these are foreign files that `open_data` reads in place."""
     return source.exists() and not is_store(source) and any(row.matches(source) for row in FORMATS)
+
+
+def is_identified_by_state(kind: str) -> bool:
+    """Whether this is the name of a format whose files are identified by their state."""
+    return any(row.name == kind and not row.identified_by_values for row in FORMATS)
 
 
 def describes_itself(source: Path) -> bool:

@@ -19,6 +19,9 @@ __all__ = ["ForeignReader"]
 
 _BLOCK = 256 * 2**20
 """Bytes of a long trajectory that are in memory while it is hashed."""
+_hashed: dict[tuple[Path, str], list[bytes]] = {}
+"""Digests of the values that this process has hashed, by path and header with the state of the files: several runs are
+often evaluated on the same files."""
 
 
 class ForeignReader(Reader):
@@ -28,8 +31,8 @@ class ForeignReader(Reader):
     hundreds of gigabytes. Digests of other files hash the values, as in a store, so that a copied trajectory has the
     same digest; all values are read once for this, when the digests are first accessed.
 
-    Reading the values also checks them, except in files that describe themselves: these may have more fields than a
-    recipe uses, and the training checks those.
+    Reading the values also checks them. Files that describe themselves may have more fields than a recipe uses, so only
+    their ranges are noted here; the training checks the values of the fields that it uses.
     """
 
     def __init__(
@@ -43,10 +46,10 @@ class ForeignReader(Reader):
         by_state: Header | None = None,
     ) -> None:
         """`foreign`: the open data set; `reopen`: reopens it after `close` or in another process. `checked`: whether
-        `examine` checks the values. `by_state`: the header with which files of this format were recorded when they were
+        `examine` checks all values. `by_state`: the header with which files of this format were recorded when they were
         identified by their state."""
         self.path, self.header = path, header
-        self._checked, self._by_state = checked, by_state
+        self.checked, self._by_state = checked, by_state
         self._foreign: ForeignData | None = foreign
         self._reopen = reopen
         self._count, self.notes = foreign.count, (*foreign.notes, *foreign.cache_notes)
@@ -58,10 +61,17 @@ class ForeignReader(Reader):
 
     @property
     def digests(self) -> Sequence[bytes]:
+        if self._digests is None and self._state is not None:
+            self._digests = _hashed.get(self._state)
         if self._digests is None:
             self.examine()
         assert self._digests is not None
         return self._digests
+
+    @property
+    def _state(self) -> tuple[Path, str] | None:
+        """Key of `_hashed`; None if the state of the files is unknown."""
+        return None if self._by_state is None else (self.path.resolve(), self._by_state.digest)
 
     @property
     def fingerprint(self) -> str:
@@ -94,19 +104,23 @@ class ForeignReader(Reader):
                 progress(index + 1, self._count)
         if self._digests is None:
             self._digests = digests
+        if self._state is not None:
+            _hashed[self._state] = digests
         return checks
 
     def _stored_blocks(self, index: int, checks: ValueChecks) -> Iterator[np.ndarray]:
         """The frames of a trajectory in order, contiguous and in the dtype of a store."""
         frames = self.header.shape[0]
-        if self._checked:
+        if self.checked:
             yield checks.convert(index, self.unconverted(index, slice(0, frames))[None])
             return
         step = frames if self._ensure_open().frames is None else max(1, _BLOCK * frames // self.header.nbytes)
         for start in range(0, frames, step):
+            values = self.unconverted(index, slice(start, min(start + step, frames)))
+            checks.ranges.add(values)
             with np.errstate(over="ignore", under="ignore"):
-                values = self.unconverted(index, slice(start, min(start + step, frames)))
-                yield np.ascontiguousarray(values, dtype=DTYPES[self.header.dtype])
+                stored = np.ascontiguousarray(values, dtype=DTYPES[self.header.dtype])
+            yield stored
 
     def __len__(self) -> int:
         return self._count
@@ -118,7 +132,9 @@ class ForeignReader(Reader):
         windows = [self.unconverted(index, frames) for index in range(trajectories.start, trajectories.stop)]
         values = windows[0][None] if len(windows) == 1 else np.stack(windows)  # a single window is not copied
         values = values[(slice(None), slice(None), *(block for block, _ in pieces[2:]))]
-        return values.astype(DTYPES[self.header.dtype], copy=False)[tuple(selection for _, selection in pieces)]
+        with np.errstate(over="ignore", under="ignore"):  # reported by the checks of the values
+            stored = values.astype(DTYPES[self.header.dtype], copy=False)
+        return stored[tuple(selection for _, selection in pieces)]
 
     def fields(self, index: int, start: int, stop: int, channels: Sequence[int]) -> Sequence[np.ndarray] | None:
         read_fields = self._ensure_open().fields

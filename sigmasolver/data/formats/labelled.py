@@ -94,6 +94,7 @@ class _Axis:
 
 def as_trajectories(data: Labelled, names: Sequence[str] | None = None, steady: bool | None = None) -> ForeignData:
     """Read the fields with the most spatial axes; missing metadata are filled with defaults and noted."""
+    data = replace(data, variables={name: _as_numbers(variable) for name, variable in data.variables.items()})
     notes = list(data.notes)
     _check_sizes(data)
     roles = _dimension_roles(data)
@@ -227,6 +228,15 @@ class _VariableReader:
         values = values.reshape(1 if self.constant else stop - start, *own_grid, len(self.fields))
         values = values[(slice(None), *(slice(None, None, -1 if axis.decreasing else 1) for axis in self.axes))]
         return np.broadcast_to(values, (stop - start, *grid, len(self.fields)))
+
+
+def _as_numbers(variable: Variable) -> Variable:
+    """A boolean variable, such as a mask, as 0 and 1; others unchanged."""
+    if variable.dtype.kind != "b":
+        return variable
+    return replace(
+        variable, dtype=np.dtype(np.uint8), read=lambda ranges: variable.read(ranges).astype(np.uint8, copy=False)
+    )
 
 
 def _check_sizes(data: Labelled) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
@@ -42,6 +42,8 @@ class ReadOptions:
     """The field that is 1 in a solid and 0 in the fluid."""
     skip_bad: bool = False
     """Skip trajectories with non-finite values."""
+    defaults: tuple[str, ...] = ()
+    """Those of boundary, units and times that files may specify themselves; the others override the files."""
 
     def __post_init__(self) -> None:
         if self.fields is not None:
@@ -91,23 +93,24 @@ class ReadOptions:
         specified = {name: to_plain(value) for name, value in specified.items() if value is not None}
         return ({"reading": specified} if specified else {}) | ({"mask": self.mask} if self.mask is not None else {})
 
-    def applied(self, layout: Layout) -> Layout:
-        """The layout, overridden by what the user specifies."""
+    def applied(self, layout: Layout, missing: Collection[str] = ()) -> Layout:
+        """The layout, overridden by what the user specifies; `missing` as in `ForeignData`."""
         boundary, units, times = layout.boundary, layout.units, layout.times
-        if self.boundary is not None:
+        kept = set(self.defaults) - set(missing)
+        if self.boundary is not None and "boundary" not in kept:
             boundary = self.boundary * len(boundary) if len(self.boundary) == 1 else self.boundary
             if len(boundary) != len(layout.boundary):
                 raise ValueError(
                     f"Got {len(boundary)} boundary values for {len(layout.boundary)} spatial axes; give one for "
                     "each axis, or one for all."
                 )
-        if self.units is not None:
+        if self.units is not None and "units" not in kept:
             units = self.units
             if len(units) != len(layout.fields):
                 raise ValueError(
                     f"Got {len(units)} units for the fields {', '.join(layout.fields)}; give one for each."
                 )
-        if self.dt is not None:
+        if self.dt is not None and "times" not in kept:
             times = float(times[0]) + self.dt * np.arange(len(times))
         if self.mask is not None and self.mask not in layout.fields:
             raise ValueError(f'Mask field "{self.mask}" not found; {suggest(self.mask, layout.fields)}')

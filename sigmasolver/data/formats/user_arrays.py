@@ -95,7 +95,7 @@ def infer_layout(
     )
     if not axes and missing.issuperset("xyz"[: len(grid)]):
         missing.add("axes")
-    layout = options.applied(layout)
+    layout = options.applied(layout, missing)
     for name, values in zip(("times", *layout.axis_names), (layout.times, *layout.coordinates), strict=True):
         numbers = np.asarray(values, dtype=np.float64)
         if not np.isfinite(numbers).all() or bool((np.diff(numbers) <= 0).any()):

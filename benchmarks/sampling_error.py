@@ -38,7 +38,7 @@ def rows_for(name: str, data: Path, windows: int | None, device: torch.device) -
     errors: list[list[float]] = []
     with open_store(data) as store, matmul_precision("float32"):
         if store.header.seed in (None, card["training"]["data_seed"]):
-            raise SystemExit(f"{data} needs a simulation with another seed than that of the training data.")
+            raise SystemExit(f"{data} is not a simulation with another seed than that of the training data.")
         for index in range(len(store)):
             trajectory = Windows(store, [index], recipe.evaluation_window_spec())
             measured = measure(forecaster, trajectory, Request(windows=windows), World(device=device))[0]

@@ -57,9 +57,7 @@ class Factor:
     spectral: float | None = None
 
 
-PUSHFORWARD = (
-    "train.objective=pushforward", "train.calls=2", f"train.push_after={UPDATES // 2}", "train.push_every=2",
-)  # fmt: skip
+PUSHFORWARD = ("train.objective=pushforward", "train.calls=2", "train.push_every=2")  # in the second half
 FACTORS = {
     **{name: Factor(settings) for name, settings in LARGE.items() if name not in ("tf32", "float32", "ema")},
     "circular-clip-1": Factor(LARGE["circular"] + LARGE["clip-1"]),
@@ -102,9 +100,11 @@ def train(name: str, factor: Factor, seed: int, updates: int, work: Path) -> lis
     usual = recipe_of("kf2d").train
     same = factor.linear is None and factor.spectral is None
     model = MODEL if same else with_initial_weights(name, factor)
-    recipe = Recipe(TASK, model, replace(usual, updates=updates, checks=0, seed=seed))
+    recipe = changed(Recipe(TASK, model, replace(usual, updates=updates, checks=0, seed=seed)), factor.settings)
+    if recipe.train.objective == "pushforward":
+        recipe = changed(recipe, f"train.push_after={updates // 2}")
     run = Run(work / f"{name}-{updates}-{seed}")
-    train_run(changed(recipe, factor.settings), data, run)
+    train_run(recipe, data, run)
     return [
         {"benchmark": "screening", "factor": name, **{key: row[key] for key in KEYS}}
         for row in evaluate_run(run)

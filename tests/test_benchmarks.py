@@ -14,9 +14,11 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from sigmasolver.data.formats import open_data
 from sigmasolver.data.store import open_store
+from sigmasolver.forecast.checkpoint import load_recipe
 from sigmasolver.models import SolverConfig, build_solver
 from sigmasolver.ops.convolution import depthwise_convolution
 from sigmasolver.recipes import recipe_of
+from sigmasolver.runs import Run
 from sigmasolver.simulate import simulator_of
 from sigmasolver.simulate.generate import generate
 from tests.registered import forgotten
@@ -257,12 +259,13 @@ def test_screening_benchmark(script, monkeypatch, tmp_path):
     monkeypatch.setattr(screening, "FLOWS", 3)
     rows = [
         row
-        for name in ("base", "clip-1", "half-spacing")
+        for name in ("base", "clip-1", "half-spacing", "pushforward")
         for row in screening.train(name, screening.FACTORS[name], 42, 2, tmp_path)
     ]
     base, clipped, other_flow = ([row for row in rows[i : i + 6] if row["model"] != "persistence"] for i in (0, 6, 12))
     assert [row["lead"] for row in base] == [None, 1, 16] and {row["step"] for row in rows} == {2}
     assert base[0]["data"] == clipped[0]["data"] != other_flow[0]["data"]
+    assert load_recipe(Run(tmp_path / "pushforward-2-42")).train.push_after == 1
     path = tmp_path / "rows.jsonl"
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
     change = 100 * (clipped[0]["value"] / base[0]["value"] - 1)

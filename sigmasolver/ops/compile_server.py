@@ -1,12 +1,13 @@
-"""Compile Triton kernels in separate processes: `python -m sigmasolver.ops.compile_server BACKEND ARCH WARP_SIZE`.
+"""Compile Triton kernels in separate processes: `python -m sigmasolver.ops.compile_server PIPE BACKEND ARCH WARP_SIZE`.
 
 Building the IR of a kernel is Python code, a fifth of its compilation, so threads of one process wait for each other.
 Here every kernel is compiled by a process of its own, forked after the imports, without a GPU; the result is the entry
 in Triton's cache on disk.
 
 Each line of the input is JSON: a number, module and name of the kernel, and Triton's description of its arguments. Each
-line of the output is the number of a request that has ended. An error is not reported: whoever looks for the kernel
-in the cache does not find it, compiles it and gets the same error. At the end of the input the server exits.
+line written to the file descriptor PIPE is the number of a request that has ended. An error is not reported: whoever
+looks for the kernel in the cache does not find it, compiles it and gets the same error. At the end of the input the
+server waits for its processes and exits.
 """
 
 from __future__ import annotations
@@ -20,9 +21,12 @@ import subprocess
 import sys
 import threading
 from contextlib import suppress
-from typing import Any
+from typing import Any, NoReturn
 
 __all__ = ["CompileServer", "NamedTarget", "main"]
+
+LIMIT = 300.0
+"""Seconds to wait for a kernel before the server is killed: most take a few, more where many processes share a core."""
 
 
 class CompileServer:
@@ -31,21 +35,24 @@ class CompileServer:
     def __init__(self) -> None:
         triton = importlib.import_module("triton")
         target = importlib.import_module("triton.runtime").driver.active.get_current_target()
-        words = (target.backend, target.arch, target.warp_size)
-        environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+        environment = {**os.environ, "PYTHONPATH": os.pathsep.join(map(os.path.abspath, sys.path))}
         environment |= {"TRITON_CACHE_DIR": str(triton.knobs.cache.dir), "TRITON_INTERPRET": "0"}
+        self._reports, reports = os.pipe()  # not its output, where whatever it imports may print
+        words = (reports, target.backend, target.arch, target.warp_size)
         self._process = subprocess.Popen(
-            [sys.executable, "-m", __name__, *map(str, words)],
+            [sys.executable, "-P", "-m", __name__, *map(str, words)],  # -P: no module from the current folder
             env=environment,
             stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
+            stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
+            pass_fds=(reports,),
             text=True,
-            start_new_session=True,  # out of reach of Ctrl-C
+            start_new_session=True,  # out of reach of Ctrl-C, and with its processes a group
         )
+        os.close(reports)
         self._lock = threading.Lock()
         self._waiting: dict[int, threading.Event] | None = {}
-        """By number of the request; None once the server has exited."""
+        """By number of the request; None once the server and its processes have exited."""
         self._numbers = itertools.count()
         threading.Thread(target=self._listen, daemon=True).start()
 
@@ -54,7 +61,7 @@ class CompileServer:
         assert self._process.stdin is not None
         ended, number = threading.Event(), next(self._numbers)
         with self._lock:
-            if self._waiting is None:
+            if self._waiting is None or self._process.stdin.closed:
                 return
             self._waiting[number] = ended
             try:
@@ -62,7 +69,9 @@ class CompileServer:
                 self._process.stdin.flush()
             except BrokenPipeError:
                 return
-        ended.wait()
+        if not ended.wait(LIMIT) and self._process.returncode is None:  # it keeps its number until then
+            with suppress(ProcessLookupError):
+                os.killpg(self._process.pid, signal.SIGKILL)
 
     def close(self) -> None:
         assert self._process.stdin is not None
@@ -70,8 +79,7 @@ class CompileServer:
             self._process.stdin.close()
 
     def _listen(self) -> None:
-        assert self._process.stdout is not None
-        with self._process.stdout as lines:
+        with open(self._reports) as lines:
             for line in lines:
                 with self._lock:
                     if self._waiting is not None:
@@ -104,7 +112,7 @@ class KeysOnly:
 
 
 def main() -> None:
-    backend, arch, warp_size = sys.argv[1:]
+    reports, backend, arch, warp_size = sys.argv[1:]
     # Before the first request, and once for all processes.
     for module in ("torch", "triton.compiler.code_generator"):
         importlib.import_module(module)
@@ -112,33 +120,35 @@ def main() -> None:
     target_type = importlib.import_module("triton.backends.compiler").GPUTarget
     target = target_type(backend, int(arch) if arch.isdecimal() else arch, int(warp_size))
     importlib.import_module("triton.runtime").driver.set_active(NamedTarget(target))
-    numbers: dict[int, str] = {}
-
-    def report(*_: object) -> None:
-        while numbers:
-            process, _status = os.waitpid(-1, os.WNOHANG)
-            if not process:
-                return
-            os.write(sys.stdout.fileno(), f"{numbers.pop(process)}\n".encode())
-
-    signal.signal(signal.SIGCHLD, report)
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # where it is inherited as ignored, nobody can wait for a process
     for line in sys.stdin:
-        number, module, name, arguments = json.loads(line)
-        kernel = getattr(importlib.import_module(module), name)
+        number, *description = json.loads(line)
         token = active_mode.set(KeysOnly())
-        kernel.preload(arguments)  # hashes the compiler and the source
+        with suppress(Exception):  # the process below gets the same error
+            _compile(*description)  # hashes the compiler and the source
         active_mode.reset(token)
-        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGCHLD})  # until the process has its number
+        if os.fork() == 0:
+            _supervise(int(reports), number, description)
+    with suppress(ChildProcessError):
+        while True:
+            os.wait()  # in a container nobody else may
+
+
+def _compile(module: str, name: str, arguments: str) -> None:
+    getattr(importlib.import_module(module), name).preload(arguments)
+
+
+def _supervise(reports: int, number: int, description: list[str]) -> NoReturn:
+    """Compile in one more process, and report that it has ended, in whatever way."""
+    try:
         process = os.fork()
         if process == 0:
-            signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # the compiler waits for processes of its own
-            signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGCHLD})
-            try:
-                kernel.preload(arguments)
-            finally:
-                os._exit(0)
-        numbers[process] = number
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGCHLD})
+            _compile(*description)
+        else:
+            os.waitpid(process, 0)
+            os.write(reports, f"{number}\n".encode())
+    finally:
+        os._exit(0)
 
 
 if __name__ == "__main__":

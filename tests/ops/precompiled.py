@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from triton import knobs
 from triton.runtime._async_compile import active_mode
+from triton.runtime.jit import JITFunction
 
 from sigmasolver.ops.precision import matmul_precision
 from sigmasolver.ops.precompile import _Compilations, intercept_launches, precompile
@@ -122,7 +123,8 @@ class Keys:
 
 
 def keys_of_launches_and_descriptions(stepper: Stepper) -> tuple[list[str], list[str]]:
-    """Keys of the kernels that a dry run launches, and of those that a process compiles from their descriptions."""
+    """Keys of the kernels that a dry run launches, and of those that a process compiles from their descriptions, in
+    another order."""
     launched, described, compilations, descriptions = Keys(), Keys(), _Compilations(None), []
 
     def note(compile: Callable[[], object]) -> None:
@@ -133,11 +135,20 @@ def keys_of_launches_and_descriptions(stepper: Stepper) -> tuple[list[str], list
 
     with compilations.described(), intercept_launches(note):
         work_of(stepper)()
+    _forget_hashes()
     token = active_mode.set(described)  # type: ignore[arg-type]
-    for module, name, arguments in map(json.loads, descriptions):
+    for module, name, arguments in map(json.loads, reversed(descriptions)):
         getattr(importlib.import_module(module), name).preload(arguments)
     active_mode.reset(token)
-    return launched.keys, described.keys
+    return launched.keys, described.keys[::-1]
+
+
+def _forget_hashes() -> None:
+    """As in a new process: Triton hashes a function once, when it is first launched or called."""
+    for name, module in list(sys.modules.items()):
+        for function in list(vars(module).values()) if name.startswith("sigmasolver.ops.fused") else ():
+            if isinstance(function, JITFunction):
+                function.hash, function.used_global_vals = None, {}
 
 
 def _checksums(kernels: list[Any]) -> dict[str, str]:

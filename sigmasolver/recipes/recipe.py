@@ -64,9 +64,9 @@ class TrainRecipe:
     lr: float = 1e-3
     """Peak learning rate of the cycle."""
     optimiser: str = "adamw"
-    """adamw, or your own optimiser."""
+    """adamw, muon, or your own optimiser."""
     weight_decay: float = 1e-5
-    """Decoupled weight decay of AdamW."""
+    """Decoupled weight decay of AdamW and Muon."""
     warmup: float = 0.3
     """Fraction of the steps in which the learning rate rises."""
     start_divisor: float = 25.0

@@ -165,6 +165,7 @@ FACTORS: dict[str, dict[str, tuple[str, ...]]] = {
         "peak-2e-3": ("train.lr=2e-3",),
         "ema": ("train.ema=0.999",),
         "float32": ("train.precision=float32",),
+        "muon": ("train.optimiser=muon",),
     },
     "darcy": {
         "base": (),
@@ -174,6 +175,7 @@ FACTORS: dict[str, dict[str, tuple[str, ...]]] = {
         "domain-padding": ("model.options.domain_padding=0.125",),
         "derivative-0": ("train.derivative=0.0",),
         "ema": ("train.ema=0.999",),
+        "muon": ("train.optimiser=muon",),
     },
 }
 """Settings that may affect the error, one factor each; "base" is the row of the ledger. On KF2D, "released" has the

@@ -21,7 +21,7 @@ from sigmasolver.ops.fused.weight_cache import WeightCache
 from sigmasolver.ops.graphs import capture
 from sigmasolver.ops.precompile import precompile
 from sigmasolver.ops.side_streams import SideStreams
-from sigmasolver.train.optimisers import AdamW
+from sigmasolver.train.adamw import AdamW
 
 __all__ = ["WARM_UP", "Capture"]
 

@@ -1,4 +1,4 @@
-"""Optimisers by name (AdamW, and those that users register), and the learning rate schedule.
+"""Optimisers by name (AdamW, Muon, and those that users register), and the learning rate schedule.
 
 One cycle: a cosine from the initial rate up to the maximum, and a cosine down to the final one:
 
@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from inspect import Parameter, signature, unwrap
+from inspect import Parameter, signature
 from typing import Any
 
 import torch
@@ -19,10 +19,11 @@ from torch import nn
 
 from sigmasolver.plugins import Registry
 from sigmasolver.recipes import TrainRecipe
+from sigmasolver.train.adamw import AdamW
+from sigmasolver.train.muon import Muon
 
 __all__ = [
     "OPTIMISERS",
-    "AdamW",
     "OneCycle",
     "build_optimiser",
     "reads_tensor",
@@ -35,20 +36,17 @@ _BY_POSITION = (Parameter.POSITIONAL_ONLY, Parameter.POSITIONAL_OR_KEYWORD)
 OptimiserBuilder = Callable[[list[nn.Parameter], TrainRecipe], torch.optim.Optimizer]
 
 
-class AdamW(torch.optim.AdamW):
-    """torch's AdamW without the wrapper that hides the methods below from torch.compile: it imports the compiler, which
-    takes a second or more at every start. Optimisers are never traced here, so the methods do not need it."""
-
-    step = torch.no_grad()(unwrap(torch.optim.AdamW.step))
-    add_param_group = unwrap(torch.optim.Optimizer.add_param_group)
-    zero_grad = unwrap(torch.optim.Optimizer.zero_grad)
-    state_dict = unwrap(torch.optim.Optimizer.state_dict)
-    load_state_dict = unwrap(torch.optim.Optimizer.load_state_dict)
-
-
-def _build_adamw(parameters: list[nn.Parameter], train: TrainRecipe) -> torch.optim.Optimizer:
+def _build_adamw(
+    parameters: list[nn.Parameter], train: TrainRecipe, kind: type[AdamW] = AdamW
+) -> torch.optim.Optimizer:
     capturable = parameters[0].device.type == "cuda"
-    return AdamW(parameters, weight_decay=train.weight_decay, fused=True, capturable=capturable)
+    return kind(parameters, weight_decay=train.weight_decay, fused=True, capturable=capturable)
+
+
+def _build_muon(parameters: list[nn.Parameter], train: TrainRecipe) -> torch.optim.Optimizer:
+    if any(hasattr(parameter, "full_tensor") for parameter in parameters):
+        raise ValueError("Muon needs whole matrices, but --shard splits them; train without it, or with adamw.")
+    return _build_adamw(parameters, train, Muon)
 
 
 def _check_builder(name: str, builder: Any) -> OptimiserBuilder:
@@ -61,7 +59,7 @@ def _check_builder(name: str, builder: Any) -> OptimiserBuilder:
 
 OPTIMISERS: Registry[OptimiserBuilder] = Registry(
     "optimiser",
-    {"adamw": _build_adamw},
+    {"adamw": _build_adamw, "muon": _build_muon},
     "sigmasolver.optimisers",
     _check_builder,
     "sigmasolver.train.optimisers.register_optimiser",

@@ -330,7 +330,7 @@ def test_suites_match_the_papers_tables():
         "cost": 12,
         "ledger": 48,
     }
-    assert {name: len(suite_of(name)) for name in SUITES} == counts | other_counts | {"factors": 18}
+    assert {name: len(suite_of(name)) for name in SUITES} == counts | other_counts | {"factors": 20}
     for suite in counts:
         for name, recipe in suite_of(suite).items():
             model = METHODS.get(recipe.model.name, recipe.model.name)
@@ -420,7 +420,7 @@ def test_run_names_are_unique_across_suites():
 
 
 def test_factors_suite_changes_one_setting_at_a_quarter_of_the_budget():
-    for task, updates, count in (("kf2d", 83_750, 11), ("darcy", 125_000, 7)):
+    for task, updates, count in (("kf2d", 83_750, 12), ("darcy", 125_000, 8)):
         rows = {name: recipe for name, recipe in suite_of("factors").items() if name.startswith(task)}
         base = rows[f"{task}-quarter-base-42"]
         full = replace(base, train=replace(base.train, updates=None))

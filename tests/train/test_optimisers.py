@@ -3,7 +3,8 @@
 import pytest
 import torch
 
-from sigmasolver.train.optimisers import AdamW, OneCycle
+from sigmasolver.train.adamw import AdamW
+from sigmasolver.train.optimisers import OneCycle
 from tests.forked import check_output
 
 

@@ -30,6 +30,7 @@ RECIPE = Recipe(TASK, MODEL, TrainRecipe(updates=10, batch=4, seed=3, clip=1.0, 
 RECOMPUTED = changed(RECIPE, ["train.recompute=true"])
 FORCED = changed(RECIPE, ["model.depth=1", "train.objective=teacher_forced", "train.updates=6"])
 ACCUMULATED = changed(FORCED, ["train.accumulate=true"])
+MUON = changed(RECIPE, ["train.optimiser=muon"])
 
 
 def work(path: str, folder: str) -> None:
@@ -49,6 +50,9 @@ def work(path: str, folder: str) -> None:
             execution = Execution(world, shard=shard)
             job.train_run(RECOMPUTED, path, Run(f"{folder}/{name}-recomputed"), execution)
             job.train_run(ACCUMULATED, path, Run(f"{folder}/{name}-accumulated"), execution)
+        job.train_run(MUON, path, Run(f"{folder}/two-muon"), Execution(world))
+        with pytest.raises(ValueError, match="Muon needs whole matrices, but --shard splits them"):
+            job.train_run(MUON, path, Run(f"{folder}/split-muon"), Execution(world, shard=True))
 
 
 def learn(path, run, execution):
@@ -77,6 +81,7 @@ def runs(tmp_path_factory):
     generate(FLOW, 8, 0, folder / "flow.h5")
     learn(folder / "flow.h5", Run(folder / "one"), Execution())
     job.train_run(FORCED, folder / "flow.h5", Run(folder / "one-forced"))
+    job.train_run(MUON, folder / "flow.h5", Run(folder / "one-muon"))
     code = f"from tests.train.test_processes import work; work({str(folder / 'flow.h5')!r}, {str(folder)!r})"
     port = free_port()
     for process in [start_rank(code, rank, 2, port) for rank in range(2)]:
@@ -97,6 +102,11 @@ def distance(first, second):
 @pytest.mark.parametrize("name", ["two", "split"])
 def test_two_processes_match_one(runs, name):
     assert distance(runs["one"], runs[name]) < 1e-5
+
+
+def test_muon_in_two_processes_matches_one(runs):
+    assert distance(runs["one-muon"], runs["two-muon"]) < 1e-3
+    assert distance(runs["one-muon"], runs["one"]) > 0.01
 
 
 @pytest.mark.parametrize("name", ["two", "split"])

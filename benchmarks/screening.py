@@ -26,7 +26,7 @@ from measure import append_rows
 from torch import nn
 
 from sigmasolver.evaluate import evaluate_run
-from sigmasolver.models import SolverConfig, register_model
+from sigmasolver.models import SolverConfig, list_models, register_model
 from sigmasolver.models.spectral import SpectralOperator
 from sigmasolver.models.variants import build_solver
 from sigmasolver.recipes import ModelRecipe, Recipe, changed, recipe_of
@@ -94,7 +94,8 @@ def with_initial_weights(name: str, factor: Factor) -> ModelRecipe:
                     nn.init.trunc_normal_(weight, std=factor.spectral)
         return model
 
-    register_model(name, build)
+    if name not in list_models():  # by an earlier seed
+        register_model(name, build)
     return replace(MODEL, name=name)
 
 

@@ -282,6 +282,7 @@ def test_screening_initial_weights(script, name):
     with forgotten():
         for index, factor in enumerate((screening.Factor(), screening.FACTORS[name])):
             model = screening.with_initial_weights(f"{name}-{index}", factor)
+            assert screening.with_initial_weights(f"{name}-{index}", factor) == model, "for the next seed"
             torch.manual_seed(0)
             parameters.append(dict(build_solver(model.name, model.config(screening.TASK)).named_parameters()))
     changed_names = {key for key in parameters[0] if not torch.equal(parameters[0][key], parameters[1][key])}

@@ -65,6 +65,7 @@ __all__ = [
     "LEGACY_DEFAULTS",
     "PROTOCOLS",
     "Request",
+    "count_test_windows",
     "evaluate_run",
     "in_cohort",
     "measure",
@@ -199,16 +200,25 @@ def records_of_test_part(run: Run, recipe: Recipe, windows: int | None = None) -
     }
     if run.weights.exists():
         required["weights"] = run.digest
-    if test is None and "listed" in data:
-        required["windows"] = data["listed"]
-    elif test is not None and "windows" in test:  # those that come with a pretrained model
-        required["windows"] = test["windows"]
-    elif "frames" in data:  # older runs do not record the length of their trajectories
-        starts = recipe.evaluation_window_spec().count_in((test or data)["frames"])
-        required["windows"] = starts * (test["count"] if test else len(data["parts"]["test"]))
-    if windows is not None:
-        required["windows"] = min(windows, required.get("windows", windows))
+    every = count_test_windows(run, recipe)
+    if (windows, every) != (None, None):
+        required["windows"] = min(count for count in (windows, every) if count is not None)
     return [row for row in read_records(run.records) if required.items() <= {**LEGACY_DEFAULTS, **row}.items()]
+
+
+def count_test_windows(run: Run, recipe: Recipe) -> int | None:
+    """Number of windows of the full test split; None for older runs, which do not record the length of their
+    trajectories."""
+    data = run.read_json("data.json")
+    test = data.get("test")  # separate test data
+    if test is None and "listed" in data:
+        return int(data["listed"])
+    if test is not None and "windows" in test:  # those that come with a pretrained model
+        return int(test["windows"])
+    if "frames" not in data:
+        return None
+    starts = recipe.evaluation_window_spec().count_in((test or data)["frames"])
+    return starts * (test["count"] if test else len(data["parts"]["test"]))
 
 
 def trivial_baseline(recipe: Recipe) -> str:

@@ -16,19 +16,19 @@ from sigmasolver.data.formats import download_instructions, find_download
 from sigmasolver.data.store import open_store
 from sigmasolver.diagnose.run import diagnose_run
 from sigmasolver.evaluate import Request, evaluate_run, records_of_test_part
+from sigmasolver.experiments.ledger import DIAGNOSTICS, paper_sample
 from sigmasolver.forecast.checkpoint import begin
 from sigmasolver.recipes import Recipe
 from sigmasolver.runs import Run, read_facts
 from sigmasolver.runtime.interrupts import Termination
 from sigmasolver.simulate import SIMULATORS, simulator_of
 from sigmasolver.simulate.generate import generate, header_of
-from sigmasolver.tasks import COHORTS, REALM
+from sigmasolver.tasks import REALM
 from sigmasolver.train.engine import Execution
 from sigmasolver.train.job import train_run
 from sigmasolver.train.loop import Progress
 
 __all__ = [
-    "SAMPLED",
     "Deadline",
     "OutOfTimeError",
     "diagnose_row",
@@ -39,8 +39,6 @@ __all__ = [
     "store_is_ready",
 ]
 
-SAMPLED = ("decomposition", "corrections")
-"""The diagnostics of which the paper states the sample of test windows, by the names of their cohorts."""
 _REALM = frozenset(task.name for task in REALM)
 
 
@@ -199,22 +197,16 @@ def run_row(
 
 
 def diagnose_row(recipe: Recipe, store: Path, run: Run, execution: Execution, deadline: Deadline) -> None:
-    """Write the diagnoses of which the paper states the sample, as far as they apply to the task and the model.
-
-    A smaller test split than the paper's is sampled evenly, with as many windows as the paper, or all.
-    """
+    """Write the diagnoses of which the paper states the sample, as far as they apply to the task and the model."""
 
     def tick(name: str, *_: Any) -> None:
         deadline.check(f"diagnosing {name}")
 
     stopped = ""
     try:
-        for name in SAMPLED if execution.world.first else ():
-            cohort = COHORTS[name].get(recipe.task.name)
-            if cohort is not None:
-                complete = max(cohort.trajectories) < recipe.task.test
-                count = len(cohort.trajectories) * (cohort.windows_per_trajectory or 1)
-                request = Request(cohort=name) if complete else Request(windows=count)
+        for name in DIAGNOSTICS if execution.world.first else ():
+            request = paper_sample(name, recipe)
+            if request is not None:
                 diagnose_run(run, [name], request, execution.world.device, tick, path=store)
     except OutOfTimeError as error:
         stopped = str(error)

@@ -32,14 +32,14 @@ from sigmasolver.model_cards.score import (
     value_of,
 )
 from sigmasolver.model_cards.text import card_text
-from sigmasolver.recipes import Recipe, recipe_of
+from sigmasolver.recipes import Recipe, changed_settings
 from sigmasolver.report.published import seed_tables, tables
 from sigmasolver.runs import Run, provenance, read_facts, read_tensors
 from sigmasolver.runs.quantise import dequantise, quantise
 from sigmasolver.simulate import simulator_of
 from sigmasolver.simulate.generate import header_of
 
-__all__ = ["LIMIT", "changed_settings", "data_facts", "make_folder", "tolerance_of"]
+__all__ = ["LIMIT", "data_facts", "make_folder", "tolerance_of"]
 
 LIMIT = 1_000_000
 """Maximum size of the windows of one model in bytes."""
@@ -231,24 +231,6 @@ def _training_facts(run: Run, recipe: Recipe, seed: int) -> dict[str, Any]:
         "seed": train.seed,
         "changed": changed_settings(recipe),
     }
-
-
-def changed_settings(recipe: Recipe) -> list[str]:
-    """Settings other than seed and precision that differ from `sigmasolver train TASK --model MODEL`, as `--set` takes
-    them."""
-    usual = recipe_of(recipe.task.name, recipe.model.name, recipe.train.seed)
-    usual = replace(usual, train=replace(usual.train, precision=recipe.train.precision))
-    return _changes(usual.to_plain(), recipe.to_plain())
-
-
-def _changes(usual: Mapping[str, Any], actual: Mapping[str, Any], group: str = "") -> list[str]:
-    changes = []
-    for name, value in actual.items():
-        if isinstance(value, dict):
-            changes += _changes(usual[name], value, f"{group}{name}.")
-        elif value != usual[name]:
-            changes.append(f"{group}{name}={value}")
-    return changes
 
 
 def _test_facts(run: Run, recipe: Recipe, others: Sequence[Run]) -> dict[str, Any]:

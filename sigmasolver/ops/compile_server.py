@@ -140,15 +140,19 @@ def _compile(module: str, name: str, arguments: str) -> None:
 
 def _supervise(reports: int, number: int, description: list[str]) -> NoReturn:
     """Compile in one more process, and report that it has ended, in whatever way."""
+    compiler = None
     try:
-        process = os.fork()
-        if process == 0:
+        compiler = os.fork()
+        if compiler == 0:
             _compile(*description)
         else:
-            os.waitpid(process, 0)
-            os.write(reports, f"{number}\n".encode())
+            os.waitpid(compiler, 0)
     finally:
-        os._exit(0)
+        try:
+            if compiler != 0:  # also if it could not be forked
+                os.write(reports, f"{number}\n".encode())
+        finally:
+            os._exit(0)
 
 
 if __name__ == "__main__":

@@ -2,7 +2,7 @@
 
 from sigmasolver.recipes.config import config_text, read_config
 from sigmasolver.recipes.recipe import ModelRecipe, Recipe, TrainRecipe, changed
-from sigmasolver.recipes.rows import RECIPES, recipe_of, register_task
+from sigmasolver.recipes.rows import RECIPES, changed_settings, recipe_of, register_task
 from sigmasolver.recipes.suites import SUITES, factor_settings, suite_of
 
 __all__ = [
@@ -12,6 +12,7 @@ __all__ = [
     "Recipe",
     "TrainRecipe",
     "changed",
+    "changed_settings",
     "config_text",
     "factor_settings",
     "read_config",

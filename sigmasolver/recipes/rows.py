@@ -3,6 +3,7 @@ baselines with the settings of their authors."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
@@ -11,7 +12,7 @@ from sigmasolver.recipes.recipe import ModelRecipe, Recipe, TrainRecipe, changed
 from sigmasolver.settings import override
 from sigmasolver.tasks import CYLINDER, REALM, REALPDEBENCH, TASKS, Task
 
-__all__ = ["PAPER", "REALM_READINGS", "RECIPES", "RELEASED", "recipe_of", "register_task"]
+__all__ = ["PAPER", "REALM_READINGS", "RECIPES", "RELEASED", "changed_settings", "recipe_of", "register_task"]
 
 PAPER = TrainRecipe(validation=0.0)
 """All training trajectories are used for training, and the final weights are evaluated."""
@@ -142,6 +143,24 @@ def recipe_of(name: str, model: str | None = None, seed: int = 42) -> Recipe:
     recipe = RECIPES.find(name)
     recipe = replace(recipe, train=replace(recipe.train, seed=seed))
     return recipe if model in (None, recipe.model.name) else _with_model(recipe, model)
+
+
+def changed_settings(recipe: Recipe) -> list[str]:
+    """Settings other than seed and precision that differ from `sigmasolver train TASK --model MODEL`, as `--set` takes
+    them."""
+    usual = recipe_of(recipe.task.name, recipe.model.name, recipe.train.seed)
+    usual = replace(usual, train=replace(usual.train, precision=recipe.train.precision))
+    return _changes(usual.to_plain(), recipe.to_plain())
+
+
+def _changes(usual: Mapping[str, Any], actual: Mapping[str, Any], group: str = "") -> list[str]:
+    changes = []
+    for name, value in actual.items():
+        if isinstance(value, dict):
+            changes += _changes(usual[name], value, f"{group}{name}.")
+        elif value != usual[name]:
+            changes.append(f"{group}{name}={value}")
+    return changes
 
 
 def _with_model(recipe: Recipe, model: str) -> Recipe:

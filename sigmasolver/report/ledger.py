@@ -55,7 +55,8 @@ def results_page(
     changed_runs = [run for own in factors.values() for run in own]
     diagnosed = [row for row in rows if "diagnostic" in row]
     rows = [row for row in rows if "diagnostic" not in row]
-    main_rows = [row for row in rows if row["run"] not in {*changed_runs, *compared, *timed}]
+    comparable = _comparable_runs(rows) - {*changed_runs, *compared, *timed}
+    main_rows = [row for row in rows if row["run"] in comparable]
     for task in (name for name in TASK_LABELS if any(row["task"] == name for row in main_rows)):
         parts.append(_task_section([row for row in main_rows if row["task"] == task], task))
     present = {row["run"] for row in rows}
@@ -72,6 +73,20 @@ def results_page(
     parts.append("## Not run yet\n\n" + ("".join(f"- `{name}`\n" for name in missing) or "Nothing.\n"))
     parts.append(_origin_section(rows))
     return "\n".join(parts)
+
+
+def _comparable_runs(rows: Sequence[Row]) -> set[str]:
+    """The runs with all quantities that the paper's main table has for their task: other tables have other tasks, and
+    runs on a changed task may have other fields."""
+    columns: dict[str | None, list[Column]] = {}
+    for column in tables()["main"].columns:
+        columns.setdefault(column.task, []).append(column)
+    found = {(row["run"], column) for row in rows for column in columns.get(row["task"], ()) if _matches(row, column)}
+    return {
+        row["run"]
+        for row in rows
+        if row["task"] in columns and all((row["run"], column) in found for column in columns[row["task"]])
+    }
 
 
 def _task_section(rows: Sequence[Row], task: str) -> str:

@@ -13,11 +13,13 @@ from sigmasolver.evaluate import Request, evaluate_run
 from sigmasolver.experiments.ledger import DIAGNOSTICS, METRICS, collect, recorded_runs, write
 from sigmasolver.experiments.queue import is_done
 from sigmasolver.forecast.checkpoint import load_recipe
+from sigmasolver.model_cards.share import as_run
 from sigmasolver.models import count_parameters
-from sigmasolver.recipes import changed, factor_settings, recipe_of, suite_of
+from sigmasolver.recipes import changed, changed_settings, factor_settings, recipe_of, suite_of
 from sigmasolver.report.digits import significant
 from sigmasolver.report.ledger import results_page
 from sigmasolver.runs import Run, read_rows
+from sigmasolver.simulate import simulator_of
 from sigmasolver.simulate.generate import generate
 from sigmasolver.train.dry_run import updates_of
 from sigmasolver.train.job import train_run
@@ -42,6 +44,9 @@ def test_ledger_rows_match_the_recipes_of_the_suites():
         assert row["precision"] == recipe.train.precision and row["forecast_precision"] == "float32"
         assert row["budget"] == pytest.approx(row["step"] / updates_of(recipe_of(row["task"])), rel=1e-12)
         assert row["grid"] == list(recipe.task.grid) and row["data_seed"] is not None
+        frames = len(simulator_of(recipe.task.name).layout.times)
+        per_trajectory = recipe.evaluation_window_spec().count_in(frames)
+        assert row["split_windows"] == recipe.task.test * per_trajectory >= row["windows"]
         if row["metric"] == "parameters":
             size = count_parameters(recipe.model.name, recipe.model.config(recipe.task))
             assert row["value"] == size, "trained with a different model than that of the suite"
@@ -285,15 +290,27 @@ def test_recorded_runs_have_the_same_settings(run, tmp_path):
     write(file, collect(run))
     assert recorded_runs(file, {name: recipe}) == recorded_runs(file, {name: recipe, "other": recipe}, 5) == {name}
     assert recorded_runs(file, {"other": recipe}, 6) == set()
-    longer, rounded = (changed(recipe, [setting]) for setting in ("train.updates=9", "train.precision=bf16"))
+    longer, rounded, slower = (
+        changed(recipe, [setting]) for setting in ("train.updates=9", "train.precision=bf16", "train.lr=1e-9")
+    )
+    # `recorded_runs` is given recipes of a suite, whose settings come from the same function.
+    assert all(row["settings"] == changed_settings(recipe) for row in read_rows(file))
     for other, seed, windows, difference in (
         (recipe, 6, None, "data seed 5, not 6"),
         (recipe, 5, 1, "number of test windows 2, not 1"),
         (longer, 5, None, "number of updates 5, not 9"),
         (rounded, 5, None, "training precision float32, not bf16"),
+        (slower, 5, None, r"settings \(.*\), not \(.*train.lr=1e-09.*\)"),
     ):
         with pytest.raises(ValueError, match=f"has {name} with {difference}; its rows would be replaced"):
             recorded_runs(file, {name: other}, seed, windows)
+    assert recorded_runs(file, {name: recipe}, 5, windows=1000) == {name}, "the test split has fewer"
+    write(file, [{**row, "windows": 1} for row in read_rows(file)])
+    with pytest.raises(ValueError, match="number of test windows 1, not 2"):
+        recorded_runs(file, {name: recipe}, 5)
+    older = [{key: row[key] for key in row if key not in ("settings", "split_windows")} for row in read_rows(file)]
+    write(file, older)
+    assert recorded_runs(file, {name: recipe}, 5) == {name}, "rows of earlier versions do not contain them"
 
 
 def test_collect_includes_diagnoses_of_the_same_weights(run, tmp_path):
@@ -320,6 +337,35 @@ def test_collect_includes_diagnoses_of_the_same_weights(run, tmp_path):
     other = copy.path / "diagnose" / "decomposition.jsonl"
     other.write_text(other.read_text().replace(run.digest, "0" * 16))
     assert {row.get("diagnostic") for row in collect(copy)} == {None, "corrections"}
+
+
+@pytest.mark.parametrize("other_request", [Request(windows=1), Request(horizon=5)])
+def test_collect_leaves_out_diagnoses_of_other_samples(run, tmp_path, other_request):
+    """The results page shows the numbers next to those of the paper."""
+    shutil.copytree(run.path, tmp_path / run.path.name)
+    copy = Run(tmp_path / run.path.name)
+    diagnose_run(copy, ["decomposition", "corrections"], other_request)
+    assert collect(copy) == collect(run)
+    diagnose_run(copy, ["decomposition"])
+    assert {row.get("diagnostic") for row in collect(copy)} == {None, "decomposition"}
+
+
+def test_collect_refuses_the_copy_of_a_pretrained_model(tmp_path):
+    copy = as_run("darcy", tmp_path)
+    evaluate_run(copy)
+    with pytest.raises(ValueError, match="is a pretrained model, evaluated on the few windows that it comes with; add"):
+        collect(copy)
+
+
+def test_results_page_leaves_out_other_tasks_and_fields():
+    """The paper's main table has no column for them, but the rest of the page is made."""
+    rows = [
+        ledger_row(42, 0.1, "darcy-a-42", task="darcy", field="pressure"),
+        ledger_row(42, 0.2, "fsi-a-42", task="fsi", field="vorticity"),
+        ledger_row(42, 0.3, "ns2d-a-42", task="ns2d", field="height"),
+    ]
+    page = results_page(rows, [])
+    assert "## Darcy" in page and "## NS2D" not in page and page.count("-a-42 | 62,500 |") == 3
 
 
 def test_collect_errors(run, tmp_path):

@@ -22,11 +22,11 @@ from sigmasolver.data.domain import Domain
 from sigmasolver.data.store import Writer, open_store
 from sigmasolver.evaluate import metrics
 from sigmasolver.forecast.checkpoint import domain_of, load, load_recipe
-from sigmasolver.model_cards.make import LIMIT, _choose_encoding, changed_settings, data_facts, make_folder
+from sigmasolver.model_cards.make import LIMIT, _choose_encoding, data_facts, make_folder
 from sigmasolver.model_cards.score import score, shipped_windows, unseen_windows
 from sigmasolver.model_cards.share import RUN_FILES, as_run
 from sigmasolver.model_cards.text import card_text
-from sigmasolver.recipes import changed, recipe_of
+from sigmasolver.recipes import changed, changed_settings, recipe_of
 from sigmasolver.runs import Run, read_rows, read_tensors, replace_rows, write_tensors
 from sigmasolver.simulate import SIMULATORS, simulator_of
 from sigmasolver.simulate.generate import generate, header_of

@@ -65,6 +65,23 @@ def test_server_is_killed_after_the_limit(server, monkeypatch, what):
     assert not compiles(server)
 
 
+def test_supervisor_that_cannot_fork_reports_the_end():
+    """At a limit of the number of processes: the trainer compiles the kernel itself, at once."""
+    reader, writer = os.pipe()
+    supervisor = os.fork()
+    if supervisor == 0:
+
+        def fail():
+            raise BlockingIOError
+
+        os.fork = fail
+        compile_server._supervise(writer, 7, [])
+    os.waitpid(supervisor, 0)
+    os.close(writer)
+    with open(reader) as reports:
+        assert reports.read() == "7\n"
+
+
 def test_nobody_waits_for_a_server_that_has_died(server):
     assert compiles(server, "os.kill(os.getsid(0), signal.SIGKILL)")
     assert not compiles(server)

@@ -57,20 +57,12 @@ def open_histories(
         known = tuple(present) if own is None else own
         extra = () if options.mask is None or options.mask in names or options.mask not in known else (options.mask,)
         fields = (*names, *extra)
-    options = _only(options, fields)
+    options = options.only(fields)
     if options.axes is None:
         options = replace(options, steady=None, axes=_axes_of(path, present, fields, axes, steady))
     assert options.axes is not None
     whole = "count" in options.axes and any(len(array.shape) == len(options.axes) for array in arrays.values())
     return _open_data(path, options, "arrays"), whole
-
-
-def _only(options: ReadOptions, fields: tuple[str, ...]) -> ReadOptions:
-    """The options for these fields only; they state the units of all fields."""
-    units = dict(zip(options.fields or (), options.units or (), strict=False))
-    mask = options.mask if options.mask in fields else None
-    chosen = tuple(units[name] for name in fields) if units.keys() >= set(fields) else None
-    return replace(options, fields=fields, units=chosen, mask=mask)
 
 
 def history_of(reader: Reader, path: Path, names: Sequence[str], axes: int) -> np.ndarray:

@@ -147,7 +147,7 @@ def _read_start(run: Run, recipe: Recipe, start: Path, known: Domain | None, sca
     if _holds_arrays(start, kind, facts.get("source")):
         # Options for files of another kind do not apply to arrays.
         options = options if kind == "arrays" else ReadOptions(mask=options.mask)
-        reader, whole = open_histories(start, task.inputs, len(task.grid), task.steady, options)
+        reader, whole = open_histories(start, task.inputs, len(task.grid), task.steady, options, task.targets)
     else:
         reader = opened(start, ReadOptions() if _is_forecast(start) else options, kind)
     with reader:

@@ -337,6 +337,53 @@ def test_forecast_of_a_strided_run_can_be_continued(workdir, raw, tmp_path, stri
         np.testing.assert_allclose(rest["times"], whole["times"][3:])
 
 
+@pytest.mark.parametrize(
+    ("given", "fields", "inputs", "targets", "accepted"),
+    [
+        ("uv", ("u", "v"), ("u", "v"), ("u", "v"), {"uv"}),  # one order
+        ("uv", ("u", "v"), ("v", "u"), ("v", "u"), set()),
+        ("uvp", ("u", "v", "p"), ("u", "v"), ("u", "v"), {"uv", "uvp"}),
+        ("uvp", ("u", "v", "p"), ("v", "u"), ("v", "u"), {"uvp"}),  # two channels may be a forecast
+        ("uvp", ("u", "v", "p"), ("v", "u", "p"), ("v", "u"), {"uvp"}),  # three are none
+    ],
+)
+def test_channels_without_names_are_never_swapped(workdir, raw, tmp_path, given, fields, inputs, targets, accepted):
+    """They have the order of the training file, a forecast that of the targets: it is refused unless they agree."""
+    channels = {"u": raw[..., 0], "v": raw[..., 1], "p": np.ones_like(raw[..., 0])}
+
+    def stacked(names):
+        return np.stack([channels[name] for name in names], axis=-1)
+
+    np.save(tmp_path / "train.npy", stacked(given))
+    task = replace(THIN, grid=(12, 12), time_stride=1, space_stride=1, inputs=inputs, targets=targets)
+    data = open_data(tmp_path / "train.npy", ReadOptions(fields=fields, steady=False))
+    train_run(Recipe(task, MODEL, PLAN), data, Run(tmp_path / "run"))
+    expected = rollout_each(tmp_path / "run", stacked(inputs)[:, -2:], 2)
+    np.savez(tmp_path / "named.npz", fields=stacked(given[::-1]), names=np.array(list(given[::-1])))
+    forecast_file(tmp_path / "run", tmp_path / "named.npz", 2, tmp_path / "named.npy", CPU)
+    np.testing.assert_array_equal(np.load(tmp_path / "named.npy"), expected)
+    for names in ("uv", "uvp"):
+        np.save(tmp_path / f"{names}.npy", stacked(names)[:, -2:])
+        out = tmp_path / f"{names}-out.npy"
+        if names in accepted:
+            forecast_file(tmp_path / "run", tmp_path / f"{names}.npy", 2, out, CPU)
+            np.testing.assert_array_equal(np.load(out), expected)
+        else:
+            with pytest.raises(ValueError, match="channels") as caught:
+                forecast_file(tmp_path / "run", tmp_path / f"{names}.npy", 2, out, CPU)
+            assert "\n" not in str(caught.value) and "in the order v, u" not in str(caught.value)
+    if "uv" in accepted:
+        forecast_file(tmp_path / "run", tmp_path / "named.npy", 1, tmp_path / "more.npy", CPU)
+    elif inputs == targets:
+        with pytest.raises(ValueError, match=r"2 channels without names, .* \(u, v.*\) or .* \(v, u\); save it as an"):
+            forecast_file(tmp_path / "run", tmp_path / "named.npy", 1, tmp_path / "more.npy", CPU)
+        forecast_file(tmp_path / "run", tmp_path / "named.npz", 2, tmp_path / "first.npz", CPU)
+        forecast_file(tmp_path / "run", tmp_path / "first.npz", 1, tmp_path / "more.npz", CPU)
+        with np.load(tmp_path / "more.npz") as more:
+            whole = rollout_each(tmp_path / "run", stacked(inputs)[:, -2:], 3)
+            np.testing.assert_array_equal(more["fields"], whole[:, 2:])
+
+
 @pytest.fixture(scope="module")
 def specified(workdir, raw):
     """Runs whose time step, boundary and units are given by the user: the files `own` have other ones, `bare` none."""

@@ -36,12 +36,12 @@ def read_history(path: Path, names: Sequence[str], axes: int, steady: bool = Fal
 
 
 def open_histories(
-    path: Path, names: Sequence[str], axes: int, steady: bool, options: ReadOptions
+    path: Path, names: Sequence[str], axes: int, steady: bool, options: ReadOptions, forecast: Sequence[str] = ()
 ) -> tuple[Reader, bool]:
     """Open a file of arrays as `train` does, but with or without the axis `count`; also return whether it has one.
 
-    `names` are the fields that are needed; channels without names are these, or all fields of `options`. Unless the
-    axes are specified, they follow from their number.
+    `names` are the fields that are needed, `forecast` those of a forecast in the order in which it is written. Unless
+    the axes are specified, they follow from their number.
     """
     arrays = open_arrays(path)
     if is_list(arrays.get("axes")):  # a forecast states its axes; they and its times are those of the model
@@ -51,8 +51,7 @@ def open_histories(
     channels = None if combined is None or not combined.shape else combined.shape[-1]
     own = None if channels is None else stored_names(path, present, channels)
     if combined is not None and own is None:
-        all_fields = options.fields is not None and channels == len(options.fields)
-        fields = tuple(options.fields or ()) if all_fields else tuple(names)
+        fields = _unnamed_fields(path, combined.shape[-1], tuple(names), options.fields or tuple(names), forecast)
     else:
         known = tuple(present) if own is None else own
         extra = () if options.mask is None or options.mask in names or options.mask not in known else (options.mask,)
@@ -63,6 +62,29 @@ def open_histories(
     assert options.axes is not None
     whole = "count" in options.axes and any(len(array.shape) == len(options.axes) for array in arrays.values())
     return _open_data(path, options, "arrays"), whole
+
+
+def _unnamed_fields(
+    path: Path, channels: int, names: tuple[str, ...], trained: tuple[str, ...], forecast: Sequence[str]
+) -> tuple[str, ...]:
+    """The fields of channels without names: all those of the training file (`trained`), or the needed ones (`names`).
+
+    A forecast has another order than the training file if the user has chosen one for the targets. Nothing is guessed
+    then, unless the number of channels is not that of a forecast.
+    """
+    one_order = names == tuple(name for name in trained if name in names)
+    trusted = one_order or len(trained) != len(forecast)
+    if trusted and channels == len(trained):
+        return trained
+    if one_order:
+        return names
+    if trusted and channels != len(names):
+        return trained  # for the error that says how many are expected
+    raise ValueError(
+        f"{path} has {channels} channels without names, which may have the order of the training data "
+        f"({', '.join(trained)}) or that of the model ({', '.join(names)}); save it as an .npz with `fields` and "
+        "`names`."
+    )
 
 
 def history_of(reader: Reader, path: Path, names: Sequence[str], axes: int) -> np.ndarray:

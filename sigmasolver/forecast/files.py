@@ -16,6 +16,7 @@ import torch
 from sigmasolver.data.domain import Domain, time_steps
 from sigmasolver.data.formats import ReadOptions, describes_itself, guess_format, opened
 from sigmasolver.data.formats.history import history_of, open_histories
+from sigmasolver.data.formats.metadata import FORECAST
 from sigmasolver.data.formats.netcdf_zarr_write import require_xarray, write_netcdf, write_zarr
 from sigmasolver.data.formats.user_arrays import SUFFIXES
 from sigmasolver.data.header import Header
@@ -41,8 +42,6 @@ from sigmasolver.tasks import Task
 __all__ = ["check_name", "forecast_file", "write_forecast"]
 
 OUTPUT_SUFFIXES = (".h5", ".npy", ".npz", ".nc", ".zarr")
-SOURCE = "forecast"
-"""Source name of a store that holds a forecast: its frames and points already have the strides of the model."""
 
 
 @dataclass(frozen=True)
@@ -130,7 +129,7 @@ def check_name(out: Path) -> None:
 
 def write_forecast(out: Path, predicted: np.ndarray, layout: Layout, parameters: Mapping[str, Any]) -> str:
     """Write predicted frames `(trajectories, frames, *grid, fields)` as a file; return a message for the user."""
-    _write_file(out, predicted, Header(layout, SOURCE, parameters))
+    _write_file(out, predicted, Header(layout, FORECAST, parameters))
     shape = " × ".join(map(str, predicted.shape))
     return f"{out}: {shape} (trajectories, frames, grid, fields {', '.join(layout.fields)})"
 
@@ -167,7 +166,7 @@ def _is_forecast(start: Path) -> bool:
     if start.suffix not in (".nc", ".zarr"):
         return False
     with opened(start, ReadOptions()) as reader:
-        return bool(_provenance(reader.header)["source"] == SOURCE)
+        return bool(_provenance(reader.header)["source"] == FORECAST)
 
 
 def _select_frames(
@@ -191,7 +190,7 @@ def _select_frames(
         values, header = _reorder_axes(run, values, header, known)
     frames, grid = values.shape[1], values.shape[2:-1]
     times = None if "times" in missing else header.layout.times
-    forecast = _provenance(header)["source"] == SOURCE  # its frames already have the stride
+    forecast = _provenance(header)["source"] == FORECAST  # its frames already have the stride
     time_stride = 1 if forecast else _time_stride(task, times, frames, whole, known)
     needed = (task.history - 1) * time_stride + 1
     if frames < needed:
@@ -291,7 +290,7 @@ def _reorder_axes(run: Run, values: np.ndarray, header: Header, known: Domain) -
     unnamed = not header.layout.axes and "axes" not in header.parameters.get("made", {})
     if names == expected or sorted(names) != sorted(expected):
         return values, header
-    if unnamed and origin["source"] == SOURCE and origin["parameters"].get("run") == run.path.name:
+    if unnamed and origin["source"] == FORECAST and origin["parameters"].get("run") == run.path.name:
         # A forecast written before axes had names is in the order of its run.
         return values, replace(header, layout=replace(header.layout, axes=expected))
     order = [names.index(name) for name in expected]
@@ -316,7 +315,7 @@ def _check_domain(
 ) -> str | None:
     """Compare what the file specifies with the training data; return the differences allowed by `anyway`."""
     header, layout = given.header, given.header.layout
-    if _provenance(header)["source"] == SOURCE:
+    if _provenance(header)["source"] == FORECAST:
         parameters = _provenance(header)["parameters"]
         if parameters.get("run") == run.path.name:
             differs: str | None = parameters.get("anyway")  # checked when it was written
@@ -373,7 +372,7 @@ def _metadata(header: Header) -> dict[str, Any]:
     layout = header.layout
     words = {"names": layout.fields, "units": layout.units, "boundary": layout.boundary, "axes": layout.axis_names}
     times = {"times" if name == "t" else name: values for name, values in header.axes().items()}
-    return {name: np.array(values) for name, values in words.items()} | times
+    return {name: np.array(values) for name, values in words.items()} | times | {"source": np.array([header.source])}
 
 
 def _forecast_layout(given: Start, steps: int, task: Task, known: Domain | None, scale: TimeScale | None) -> Layout:

@@ -384,6 +384,23 @@ def test_channels_without_names_are_never_swapped(workdir, raw, tmp_path, given,
             np.testing.assert_array_equal(more["fields"], whole[:, 2:])
 
 
+def test_axes_of_the_run_apply_to_files_that_name_their_spatial_axes(workdir, raw, tmp_path):
+    """`axes` in a file of the user, unlike in a forecast, does not say that count comes before time."""
+    fields = {"height": raw[..., 0].swapaxes(0, 1), "slope": raw[..., 1].swapaxes(0, 1)}
+    np.savez(tmp_path / "a.npz", **fields, axes=np.array(["x", "y"]))
+    task = replace(THIN, grid=(12, 12), time_stride=1, space_stride=1)
+    options = ReadOptions(axes=("time", "count", "x", "y"), dt=0.25)
+    train_run(Recipe(task, MODEL, PLAN), open_data(tmp_path / "a.npz", options), Run(tmp_path / "run"))
+    for start, steps, out in (("a.npz", 5, "all"), ("a.npz", 3, "first"), ("first.npz", 2, "rest")):
+        forecast_file(tmp_path / "run", tmp_path / start, steps, tmp_path / f"{out}.npz", CPU)
+    with np.load(tmp_path / "all.npz") as whole, np.load(tmp_path / "rest.npz") as rest:
+        np.testing.assert_array_equal(whole["fields"], rollout_each(tmp_path / "run", raw[:, -2:], 5))
+        np.testing.assert_array_equal(rest["fields"], whole["fields"][:, 3:])
+        np.testing.assert_allclose(rest["times"], whole["times"][3:])
+    notes = " ".join(open_data(tmp_path / "all.npz").notes)
+    assert "Skipped" not in notes
+
+
 @pytest.fixture(scope="module")
 def specified(workdir, raw):
     """Runs whose time step, boundary and units are given by the user: the files `own` have other ones, `bare` none."""

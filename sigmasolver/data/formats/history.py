@@ -10,7 +10,7 @@ import numpy as np
 
 from sigmasolver.data.formats.fields import UNNAMED, check_field, field_index
 from sigmasolver.data.formats.hdf5 import is_store
-from sigmasolver.data.formats.metadata import check_names, is_list, stored_names
+from sigmasolver.data.formats.metadata import check_names, is_forecast, stored_names
 from sigmasolver.data.formats.read_options import ReadOptions
 from sigmasolver.data.formats.source import Array
 from sigmasolver.data.formats.user_arrays import open_arrays
@@ -44,7 +44,7 @@ def open_histories(
     the axes are specified, they follow from their number.
     """
     arrays = open_arrays(path)
-    if is_list(arrays.get("axes")):  # a forecast states its axes; they and its times are those of the model
+    if is_forecast(arrays):  # its axes and times are those of the model
         options = replace(options, axes=None, dt=None)
     present = options.reorder_axes(path, arrays, 1)
     combined = present.get(UNNAMED, present.get("fields"))

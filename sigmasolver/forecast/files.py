@@ -146,11 +146,11 @@ def _read_start(run: Run, recipe: Recipe, start: Path, known: Domain | None, sca
     if _holds_arrays(start, kind, facts.get("source")):
         # Options for files of another kind do not apply to arrays.
         options = options if kind == "arrays" else ReadOptions(mask=options.mask)
-        reader, whole = open_histories(start, task.inputs, len(task.grid), task.steady, options, task.targets)
+        reader = open_histories(start, task.inputs, len(task.grid), task.steady, options, task.targets)
+        whole = reader.header.shape[0] == facts.get("frames")
     else:
         reader = opened(start, ReadOptions() if _is_forecast(start) else options, kind)
     with reader:
-        whole = whole or reader.header.shape[0] == facts.get("frames")
         return _select_frames(run, start, task, reader, whole, known, scale)
 
 
@@ -180,8 +180,8 @@ def _select_frames(
 ) -> Start:
     """The newest frames of the file, with the strides in time and space of the training data.
 
-    `whole`: whether the file holds whole trajectories like the training data, not just a history. The space stride is
-    applied if that gives the run's grid.
+    `whole`: whether the file holds whole trajectories like the training data. Only then, their frames are those of the
+    simulation even without times. The space stride is applied if that gives the run's grid.
     """
     values, header, missing = history_of(reader, start, task.inputs, len(task.grid)), reader.header, reader.missing
     if known is not None:
@@ -191,7 +191,7 @@ def _select_frames(
     frames, grid = values.shape[1], values.shape[2:-1]
     times = None if "times" in missing else header.layout.times
     forecast = _provenance(header)["source"] == FORECAST  # its frames already have the stride
-    time_stride = 1 if forecast else _time_stride(task, times, frames, whole, known)
+    time_stride = 1 if forecast else _time_stride(start, task, times, frames, whole, known)
     needed = (task.history - 1) * time_stride + 1
     if frames < needed:
         raise ValueError(f"{start} has {frames} frames, but a forecast needs {needed}.")
@@ -225,20 +225,29 @@ def _select_frames(
     return Start(history, replace(header, layout=layout), missing, adopted, time_stride, space_stride, messages)
 
 
-def _time_stride(task: Task, times: np.ndarray | None, frames: int, whole: bool, known: Domain | None) -> int:
+def _time_stride(
+    start: Path, task: Task, times: np.ndarray | None, frames: int, whole: bool, known: Domain | None
+) -> int:
     """The stride in time that gives the frames of training.
 
     It follows from the times of the file, if they fit; else a history with exactly the frames of the model has none,
-    and other data have that of the run, unless they are arrays without times that may be just a history.
+    and other data have that of the run. Arrays without times may be either, as a forecast has only frames of the model,
+    so they need one of these two lengths.
     """
     steps = () if times is None else time_steps(times)
     if steps and known is not None:
         for stride in (task.time_stride, 1):
             if known.has_step(stride * sum(steps) / 2):
                 return stride
-    if frames == task.history:
+    if task.time_stride == 1 or frames <= task.history:
         return 1
-    return task.time_stride if whole or times is not None else 1
+    if whole or times is not None:
+        return task.time_stride
+    raise ValueError(
+        f"{start} has {frames} frames without times, so it is unknown whether all of them or one of {task.time_stride} "
+        f"are frames of the model; save it as an .npz with `times`, or give exactly the last {task.history} frames of "
+        "the model."
+    )
 
 
 def _completed(

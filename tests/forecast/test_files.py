@@ -234,20 +234,33 @@ def test_forecast_of_a_strided_run_does_not_depend_on_the_container(workdir, raw
 
 def test_forecast_of_a_strided_run_from_data_without_times(workdir, raw, tmp_path):
     """The stride of training applies to trajectories like those of training, not to a history of the exact length."""
+    run = workdir / "thin"
     (tmp_path / "files").mkdir()
     for number in range(4):
         np.save(tmp_path / "files" / f"{number}.npy", raw[number])
     np.savez(tmp_path / "all.npz", height=raw[..., 0], slope=raw[..., 1])
     np.save(tmp_path / "all.npy", raw)
     np.savez(tmp_path / "part.npz", height=raw[:, 2:, ..., 0], slope=raw[:, 2:, ..., 1])
+    np.savez(tmp_path / "timed.npz", height=raw[:, 2:, ..., 0], slope=raw[:, 2:, ..., 1], times=WAVES.layout.times[2:])
     strided = np.ascontiguousarray(raw[:, [4, 6], ::2, ::2])
     np.save(tmp_path / "history.npy", strided)
     expected = rollout_each(workdir / "thin", strided, 2)
-    for name in ("files", "all.npz", "all.npy", "part.npz", "files/3.npy", "history.npy"):
+    for name in ("files", "all.npz", "all.npy", "timed.npz", "files/3.npy", "history.npy"):
         out = tmp_path / f"{Path(name).name}-out.npy"
-        messages = forecast_file(workdir / "thin", tmp_path / name, 2, out, CPU)
+        messages = forecast_file(run, tmp_path / name, 2, out, CPU)
         np.testing.assert_array_equal(np.load(out), expected[3:] if name == "files/3.npy" else expected, err_msg=name)
         assert ("1 of 2 frames was used, as in training" in messages) == (name != "history.npy")
+    np.save(tmp_path / "one.npy", raw[0, :5])
+    forecast_file(run, tmp_path / "all.npy", 5, tmp_path / "forecast.npy", CPU)  # its frames have the stride already
+    for name in ("part.npz", "one.npy", "forecast.npy"):
+        with pytest.raises(ValueError, match=f"{name} has 5 frames without times, .* exactly the last 2 frames"):
+            forecast_file(run, tmp_path / name, 2, tmp_path / "out.npy", CPU)
+    np.save(tmp_path / "last.npy", np.load(tmp_path / "forecast.npy")[:, -2:])
+    forecast_file(run, tmp_path / "last.npy", 2, tmp_path / "more.npy", CPU)
+    np.testing.assert_array_equal(np.load(tmp_path / "more.npy"), rollout_each(run, strided, 7)[:, 5:])
+    np.save(tmp_path / "short.npy", raw[:, :1])
+    with pytest.raises(ValueError, match=r"short\.npy has 1 frames, but a forecast needs 2"):
+        forecast_file(run, tmp_path / "short.npy", 2, tmp_path / "out.npy", CPU)
 
 
 def test_forecast_of_a_strided_run_with_other_times_keeps_the_stride_with_anyway(workdir, raw, tmp_path):

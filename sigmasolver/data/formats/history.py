@@ -31,14 +31,14 @@ def read_history(path: Path, names: Sequence[str], axes: int, steady: bool = Fal
     if has_header(path):
         with _open_data(path) as reader:
             return history_of(reader, path, names, axes)
-    with open_histories(path, names, axes, steady, ReadOptions())[0] as reader:
+    with open_histories(path, names, axes, steady, ReadOptions()) as reader:
         return history_of(reader, path, names, axes)
 
 
 def open_histories(
     path: Path, names: Sequence[str], axes: int, steady: bool, options: ReadOptions, forecast: Sequence[str] = ()
-) -> tuple[Reader, bool]:
-    """Open a file of arrays as `train` does, but with or without the axis `count`; also return whether it has one.
+) -> Reader:
+    """Open a file of arrays as `train` does, but with or without the axis `count`.
 
     `names` are the fields that are needed, `forecast` those of a forecast in the order in which it is written. Unless
     the axes are specified, they follow from their number.
@@ -59,9 +59,7 @@ def open_histories(
     options = options.only(fields)
     if options.axes is None:
         options = replace(options, steady=None, axes=_axes_of(path, present, fields, axes, steady))
-    assert options.axes is not None
-    whole = "count" in options.axes and any(len(array.shape) == len(options.axes) for array in arrays.values())
-    return _open_data(path, options, "arrays"), whole
+    return _open_data(path, options, "arrays")
 
 
 def _unnamed_fields(

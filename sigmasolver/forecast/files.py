@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from math import prod
 from pathlib import Path
@@ -149,7 +150,7 @@ def _read_start(run: Run, recipe: Recipe, start: Path, known: Domain | None, sca
         reader = open_histories(start, task.inputs, len(task.grid), task.steady, options, task.targets)
         whole = reader.header.shape[0] == facts.get("frames")
     else:
-        reader = opened(start, ReadOptions() if _is_forecast(start) else options, kind)
+        reader = _open_start(start, options, kind)
     with reader:
         return _select_frames(run, start, task, reader, whole, known, scale)
 
@@ -161,12 +162,24 @@ def _holds_arrays(start: Path, kind: str | None, source: object) -> bool:
     return kind == "arrays" or (not describes_itself(start) and guess_format(start).name != source)
 
 
-def _is_forecast(start: Path) -> bool:
-    """Whether this is a forecast as NetCDF or Zarr, which states its own metadata."""
-    if start.suffix not in (".nc", ".zarr"):
-        return False
-    with opened(start, ReadOptions()) as reader:
-        return bool(_provenance(reader.header)["source"] == FORECAST)
+def _open_start(start: Path, options: ReadOptions, kind: str | None) -> Reader:
+    """Open files like the data of the run, but a forecast without its options: it states its own metadata."""
+    try:
+        reader = opened(start, options, kind)
+        if not _is_forecast(reader):
+            return reader
+        reader.close()
+        return opened(start, ReadOptions())
+    except ValueError:
+        with suppress(ValueError):  # the options may not suit a forecast
+            reader = opened(start, ReadOptions())
+            if _is_forecast(reader):
+                return reader
+        raise
+
+
+def _is_forecast(reader: Reader) -> bool:
+    return bool(_provenance(reader.header)["source"] == FORECAST)
 
 
 def _select_frames(
@@ -190,7 +203,7 @@ def _select_frames(
         values, header = _reorder_axes(run, values, header, known)
     frames, grid = values.shape[1], values.shape[2:-1]
     times = None if "times" in missing else header.layout.times
-    forecast = _provenance(header)["source"] == FORECAST  # its frames already have the stride
+    forecast = _is_forecast(reader)  # its frames already have the stride
     time_stride = 1 if forecast else _time_stride(start, task, times, frames, whole, known)
     needed = (task.history - 1) * time_stride + 1
     if frames < needed:

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from sigmasolver.data import slots
-from sigmasolver.data.formats import ReadOptions, open_data
+from sigmasolver.data.formats import ReadOptions, netcdf_zarr, open_data
 from sigmasolver.data.formats.netcdf_zarr_write import write_netcdf, write_zarr
 from sigmasolver.data.header import Header
 from sigmasolver.data.layout import Layout
@@ -395,6 +395,34 @@ def test_channels_without_names_are_never_swapped(workdir, raw, tmp_path, given,
         with np.load(tmp_path / "more.npz") as more:
             whole = rollout_each(tmp_path / "run", stacked(inputs)[:, -2:], 3)
             np.testing.assert_array_equal(more["fields"], whole[:, 2:])
+
+
+@pytest.mark.parametrize("dt", [None, 0.25])
+def test_forecast_reads_the_fields_of_the_run_only(workdir, raw, tmp_path, monkeypatch, dt):
+    """Another variable may be unreadable, and files are opened once. A forecast keeps its own metadata."""
+    xarray = pytest.importorskip("xarray")
+    source = tmp_path / "a.nc"
+    write_netcdf(source, raw, Header(WAVES.layout, "test", {}))
+    with xarray.open_dataset(source) as dataset:
+        dims = (*dataset["height"].dims, "bin")
+        dataset.assign(spectrum=(dims, np.zeros((*raw.shape[:-1], 3)))).to_netcdf(tmp_path / "b.nc")
+        dataset[["height"]].to_netcdf(tmp_path / "height.nc")
+    with pytest.raises(ValueError, match="of which bin cannot be identified"):
+        open_data(tmp_path / "b.nc")
+    task = replace(THIN, grid=(12, 12), time_stride=1, space_stride=1)
+    train_run(Recipe(task, MODEL, PLAN), open_data(source, ReadOptions(fields=BOTH, dt=dt)), Run(tmp_path / "run"))
+    reads, read = [], netcdf_zarr.as_trajectories
+    monkeypatch.setattr(netcdf_zarr, "as_trajectories", lambda *args: reads.append(args) or read(*args))
+    forecast_file(tmp_path / "run", tmp_path / "b.nc", 4, tmp_path / "all.nc", CPU)
+    assert len(reads) == 1
+    forecast_file(tmp_path / "run", tmp_path / "b.nc", 2, tmp_path / "first.nc", CPU)
+    forecast_file(tmp_path / "run", tmp_path / "first.nc", 2, tmp_path / "rest.nc", CPU)
+    with open_data(tmp_path / "all.nc") as whole, open_data(tmp_path / "rest.nc") as rest:
+        np.testing.assert_array_equal(whole[:], rollout_each(tmp_path / "run", raw[:, -2:], 4))
+        np.testing.assert_array_equal(rest[:], whole[:, 2:])
+        np.testing.assert_array_equal(rest.header.layout.times, whole.header.layout.times[2:])
+    with pytest.raises(ValueError, match="has no field 'slope'"):
+        forecast_file(tmp_path / "run", tmp_path / "height.nc", 2, tmp_path / "out.nc", CPU)
 
 
 def test_axes_of_the_run_apply_to_files_that_name_their_spatial_axes(workdir, raw, tmp_path):

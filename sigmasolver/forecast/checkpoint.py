@@ -209,8 +209,8 @@ def is_data_of(run: Run, reader: Reader) -> bool:
     simulation repeated: on another machine its values differ by rounding, but the trajectories that were trained on are
     the same.
 
-    Raise ValueError if such a simulation is shorter than that of the run, or has the same seed but other settings
-    (frames, precision): then it is unknown which of its trajectories are unseen.
+    Raise ValueError if such a simulation is shorter than that of the run, has its trajectories in another order, or has
+    the same seed but other settings (frames, precision): then it is unknown which of its trajectories are unseen.
     """
     facts = run.read_json("data.json")
     if reader.fingerprint == facts.get("fingerprint") or _has_samples(reader, facts):
@@ -228,6 +228,13 @@ def is_data_of(run: Run, reader: Reader) -> bool:
             f"{reader.path} is the simulation that {run.path} was trained on, but has {len(reader)} of its {needed} "
             f"trajectories; simulate all of them (--count {needed}), or use another seed."
         )
+    trained = set(facts.get("digests", ()))
+    for number in facts.get("parts", {}).get("test", ()):
+        if reader.digests[number].hex() in trained:
+            raise ValueError(
+                f"Trajectory {number} of {reader.path} is a test trajectory of {run.path} by its place, but one of its "
+                "training trajectories by its values; use the simulation in its original order."
+            )
     return True
 
 

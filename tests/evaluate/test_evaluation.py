@@ -258,6 +258,17 @@ def test_evaluate_run_recognises_a_repeated_simulation(run, trained, raw, tmp_pa
     assert {row["windows"] for row in evaluate_run(run, path=tmp_path / "unseen.h5")} == {32}
 
 
+def test_evaluate_run_refuses_a_reordered_simulation(run, trained, raw, tmp_path):
+    with open_store(trained / "flow.h5") as store:
+        header = store.header
+    for name, order in (("reversed", range(7, -1, -1)), ("swapped", (0, 1, 2, 3, 4, 5, 7, 6))):
+        with Writer(tmp_path / f"{name}.h5", header, 8) as writer:
+            writer.append(raw[list(order)].astype(np.float32))
+    message = "Trajectory 6 of .*reversed.h5 is a test trajectory of .* by its place, but one of its training"
+    refused(run, message, tmp_path / "reversed.h5")
+    assert {row["windows"] for row in evaluate_run(run, path=tmp_path / "swapped.h5")} == {8}  # both are unseen
+
+
 def test_evaluate_run_refuses_a_simulation_with_the_same_seed_and_other_settings(run, tmp_path):
     """More frames or another precision change the fingerprint and the digests, but not the flows."""
     generate(replace(FLOW, frames=9), 8, 0, tmp_path / "longer.h5")

@@ -375,6 +375,9 @@ def test_channels_without_names_are_never_swapped(workdir, raw, tmp_path, given,
     np.savez(tmp_path / "named.npz", fields=stacked(given[::-1]), names=np.array(list(given[::-1])))
     forecast_file(tmp_path / "run", tmp_path / "named.npz", 2, tmp_path / "named.npy", CPU)
     np.testing.assert_array_equal(np.load(tmp_path / "named.npy"), expected)
+    np.save(tmp_path / "number.npy", np.float32(1))
+    with pytest.raises(ValueError, match=r"number\.npy has"):
+        forecast_file(tmp_path / "run", tmp_path / "number.npy", 2, tmp_path / "out.npy", CPU)
     for names in ("uv", "uvp"):
         np.save(tmp_path / f"{names}.npy", stacked(names)[:, -2:])
         out = tmp_path / f"{names}-out.npy"
@@ -388,7 +391,7 @@ def test_channels_without_names_are_never_swapped(workdir, raw, tmp_path, given,
     if "uv" in accepted:
         forecast_file(tmp_path / "run", tmp_path / "named.npy", 1, tmp_path / "more.npy", CPU)
     elif inputs == targets:
-        with pytest.raises(ValueError, match=r"2 channels without names, .* \(u, v.*\) or .* \(v, u\); save it as an"):
+        with pytest.raises(ValueError, match=r"2 channels without names, .* \(u, v\) or .* \(v, u\); save it as an"):
             forecast_file(tmp_path / "run", tmp_path / "named.npy", 1, tmp_path / "more.npy", CPU)
         forecast_file(tmp_path / "run", tmp_path / "named.npz", 2, tmp_path / "first.npz", CPU)
         forecast_file(tmp_path / "run", tmp_path / "first.npz", 1, tmp_path / "more.npz", CPU)

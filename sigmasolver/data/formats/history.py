@@ -51,7 +51,7 @@ def open_histories(
     channels = None if combined is None or not combined.shape else combined.shape[-1]
     own = None if channels is None else stored_names(path, present, channels)
     if combined is not None and own is None:
-        fields = _unnamed_fields(path, combined.shape[-1], tuple(names), options.fields or tuple(names), forecast)
+        fields = _unnamed_fields(path, channels or 0, tuple(names), options.fields or tuple(names), forecast)
     else:
         known = tuple(present) if own is None else own
         extra = () if options.mask is None or options.mask in names or options.mask not in known else (options.mask,)
@@ -70,7 +70,8 @@ def _unnamed_fields(
     A forecast has another order than the training file if the user has chosen one for the targets. Nothing is guessed
     then, unless the number of channels is not that of a forecast.
     """
-    one_order = names == tuple(name for name in trained if name in names)
+    ordered = tuple(name for name in trained if name in names)
+    one_order = names == ordered
     trusted = one_order or len(trained) != len(forecast)
     if trusted and channels == len(trained):
         return trained
@@ -80,7 +81,7 @@ def _unnamed_fields(
         return trained  # for the error that says how many are expected
     raise ValueError(
         f"{path} has {channels} channels without names, which may have the order of the training data "
-        f"({', '.join(trained)}) or that of the model ({', '.join(names)}); save it as an .npz with `fields` and "
+        f"({', '.join(ordered)}) or that of the model ({', '.join(names)}); save it as an .npz with `fields` and "
         "`names`."
     )
 

@@ -97,11 +97,21 @@ class Reader(ABC):
         otherwise None. In the dtype of the file, and often views of its memory: copy before use."""
         return None
 
-    def sample(self, index: int) -> str:
-        """Hash of the first and the last frame of a trajectory, which identify it where hashing all values would take
-        too long."""
-        frames = [np.ascontiguousarray(self[index, frame], dtype=DTYPES["float32"]) for frame in (0, -1)]
-        return hashlib.sha256(b"".join(frame.tobytes() for frame in frames)).hexdigest()
+    def digest(self, index: int, fields: Sequence[str]) -> str:
+        """The digest of these fields of a trajectory, in hexadecimal: that of the trajectory in data that have no
+        others."""
+        if tuple(fields) == self.header.layout.fields:
+            return self.digests[index].hex()
+        return hashlib.sha256(np.ascontiguousarray(self[index][..., self._channels(fields)]).data).hexdigest()
+
+    def sample(self, index: int, fields: Sequence[str]) -> str:
+        """Hash of these fields in the first and the last frame of a trajectory, which identify it where hashing all
+        values would take too long."""
+        frames = [self[index, frame][..., self._channels(fields)] for frame in (0, -1)]
+        return hashlib.sha256(b"".join(frame.astype(DTYPES["float32"]).tobytes() for frame in frames)).hexdigest()
+
+    def _channels(self, fields: Sequence[str]) -> list[int]:
+        return [self.header.layout.fields.index(name) for name in fields]
 
     def close(self) -> None:  # noqa: B027 - optional: not every reader keeps a file open
         """Close the file; it is reopened on the next access."""

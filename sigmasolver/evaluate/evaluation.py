@@ -49,6 +49,7 @@ from sigmasolver.forecast.checkpoint import (
     load_recipe,
     open_as_recorded,
     open_data_of,
+    recorded_fields,
     refuse_changed_data,
     refuse_other_domain,
 )
@@ -309,8 +310,9 @@ def _windows_of_part(run: Run, recipe: Recipe, store: Reader, request: Request) 
     if test is not None:
         return test  # the data set defines its own test windows
     trained, samples = set(facts.get("digests", ())), set(facts.get("samples", ()))
-    for number, digest in enumerate(store.digests):
-        if digest.hex() in trained or (samples and store.sample(number) in samples):
+    fields = recorded_fields(store, facts)
+    for number in range(len(store)):
+        if store.sample(number, fields) in samples if samples else store.digest(number, fields) in trained:
             raise ValueError(
                 f"Trajectory {number} of {store.path} is in the training data of {run.path}; remove it from the test "
                 "data."

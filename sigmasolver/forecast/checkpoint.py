@@ -43,6 +43,7 @@ __all__ = [
     "read_normalisers",
     "read_time_scale",
     "record_origins",
+    "recorded_fields",
     "refuse_beyond_limits",
     "refuse_changed_data",
     "refuse_other_domain",
@@ -184,7 +185,12 @@ def open_data_of(run: Run, recipe: Recipe, part: str = "train") -> Reader:
     """Open the data that hold a part of a run; raise ValueError if they have changed."""
     test = run.read_json("data.json").get("test") if part == "test" else None
     own = data_of(run) if test is None else evaluation_data_of(run)
-    reader = open_as_recorded(run, recipe, opened(own, *load_read_options(run, recipe)))
+    options, kind = load_read_options(run, recipe)
+    if test is not None:
+        # Older runs do not record the fields of their test data: all of them, unless the options select some.
+        selected = options.fields if kind is not None or options.recorded else None
+        options = replace(options, fields=test.get("fields", selected))
+    reader = open_as_recorded(run, recipe, opened(own, options, kind))
     refuse_changed_data(run, reader, separate_test=test is not None)
     return reader
 
@@ -203,8 +209,8 @@ def is_data_of(run: Run, reader: Reader) -> bool:
     simulation repeated: on another machine its values differ by rounding, but the trajectories that were trained on are
     the same.
 
-    Raise ValueError if such a simulation is shorter than that of the run, or has the same seed but other settings
-    (frames, precision): then it is unknown which of its trajectories are unseen.
+    Raise ValueError if such a simulation is shorter than that of the run, has its trajectories in another order, or has
+    the same seed but other settings (frames, precision): then it is unknown which of its trajectories are unseen.
     """
     facts = run.read_json("data.json")
     if reader.fingerprint == facts.get("fingerprint") or _has_samples(reader, facts):
@@ -222,6 +228,13 @@ def is_data_of(run: Run, reader: Reader) -> bool:
             f"{reader.path} is the simulation that {run.path} was trained on, but has {len(reader)} of its {needed} "
             f"trajectories; simulate all of them (--count {needed}), or use another seed."
         )
+    trained = set(facts.get("digests", ()))
+    for number in facts.get("parts", {}).get("test", ()):
+        if reader.digests[number].hex() in trained:
+            raise ValueError(
+                f"Trajectory {number} of {reader.path} is a test trajectory of {run.path} by its place, but one of its "
+                "training trajectories by its values; use the simulation in its original order."
+            )
     return True
 
 
@@ -231,8 +244,14 @@ def _has_samples(reader: Reader, facts: dict[str, Any]) -> bool:
     samples, parts = facts.get("samples"), facts.get("parts", {})
     if not samples or len(reader) <= max(max(trajectories, default=0) for trajectories in parts.values()):
         return False
-    trained = dict.fromkeys((*parts["train"], *parts["validation"]))
-    return all(reader.sample(number) == sample for number, sample in zip(trained, samples, strict=True))
+    trained, fields = dict.fromkeys((*parts["train"], *parts["validation"])), recorded_fields(reader, facts)
+    return all(reader.sample(number, fields) == sample for number, sample in zip(trained, samples, strict=True))
+
+
+def recorded_fields(reader: Reader, facts: dict[str, Any]) -> tuple[str, ...]:
+    """The fields of these data by which a run recorded its training trajectories; all of them, if one is missing."""
+    present, recorded = reader.header.layout.fields, tuple(facts.get("fields") or ())
+    return recorded if recorded and set(recorded) <= set(present) else present
 
 
 def refuse_changed_data(run: Run, reader: Reader, separate_test: bool = False, given: bool = False) -> None:

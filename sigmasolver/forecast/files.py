@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from math import prod
 from pathlib import Path
@@ -16,6 +17,7 @@ import torch
 from sigmasolver.data.domain import Domain, time_steps
 from sigmasolver.data.formats import ReadOptions, describes_itself, guess_format, opened
 from sigmasolver.data.formats.history import history_of, open_histories
+from sigmasolver.data.formats.metadata import FORECAST
 from sigmasolver.data.formats.netcdf_zarr_write import require_xarray, write_netcdf, write_zarr
 from sigmasolver.data.formats.user_arrays import SUFFIXES
 from sigmasolver.data.header import Header
@@ -41,8 +43,6 @@ from sigmasolver.tasks import Task
 __all__ = ["check_name", "forecast_file", "write_forecast"]
 
 OUTPUT_SUFFIXES = (".h5", ".npy", ".npz", ".nc", ".zarr")
-SOURCE = "forecast"
-"""Source name of a store that holds a forecast: its frames and points already have the strides of the model."""
 
 
 @dataclass(frozen=True)
@@ -130,7 +130,7 @@ def check_name(out: Path) -> None:
 
 def write_forecast(out: Path, predicted: np.ndarray, layout: Layout, parameters: Mapping[str, Any]) -> str:
     """Write predicted frames `(trajectories, frames, *grid, fields)` as a file; return a message for the user."""
-    _write_file(out, predicted, Header(layout, SOURCE, parameters))
+    _write_file(out, predicted, Header(layout, FORECAST, parameters))
     shape = " × ".join(map(str, predicted.shape))
     return f"{out}: {shape} (trajectories, frames, grid, fields {', '.join(layout.fields)})"
 
@@ -147,11 +147,11 @@ def _read_start(run: Run, recipe: Recipe, start: Path, known: Domain | None, sca
     if _holds_arrays(start, kind, facts.get("source")):
         # Options for files of another kind do not apply to arrays.
         options = options if kind == "arrays" else ReadOptions(mask=options.mask)
-        reader, whole = open_histories(start, task.inputs, len(task.grid), task.steady, options)
+        reader = open_histories(start, task.inputs, len(task.grid), task.steady, options, task.targets)
+        whole = reader.header.shape[0] == facts.get("frames")
     else:
-        reader = opened(start, ReadOptions() if _is_forecast(start) else options, kind)
+        reader = _open_start(start, options, kind)
     with reader:
-        whole = whole or reader.header.shape[0] == facts.get("frames")
         return _select_frames(run, start, task, reader, whole, known, scale)
 
 
@@ -162,12 +162,24 @@ def _holds_arrays(start: Path, kind: str | None, source: object) -> bool:
     return kind == "arrays" or (not describes_itself(start) and guess_format(start).name != source)
 
 
-def _is_forecast(start: Path) -> bool:
-    """Whether this is a forecast as NetCDF or Zarr, which states its own metadata."""
-    if start.suffix not in (".nc", ".zarr"):
-        return False
-    with opened(start, ReadOptions()) as reader:
-        return bool(_provenance(reader.header)["source"] == SOURCE)
+def _open_start(start: Path, options: ReadOptions, kind: str | None) -> Reader:
+    """Open files like the data of the run, but a forecast without its options: it states its own metadata."""
+    try:
+        reader = opened(start, options, kind)
+        if not _is_forecast(reader):
+            return reader
+        reader.close()
+        return opened(start, ReadOptions())
+    except ValueError:
+        with suppress(ValueError):  # the options may not suit a forecast
+            reader = opened(start, ReadOptions())
+            if _is_forecast(reader):
+                return reader
+        raise
+
+
+def _is_forecast(reader: Reader) -> bool:
+    return bool(_provenance(reader.header)["source"] == FORECAST)
 
 
 def _select_frames(
@@ -181,8 +193,8 @@ def _select_frames(
 ) -> Start:
     """The newest frames of the file, with the strides in time and space of the training data.
 
-    `whole`: whether the file holds whole trajectories like the training data, not just a history. The space stride is
-    applied if that gives the run's grid.
+    `whole`: whether the file holds whole trajectories like the training data. Only then, their frames are those of the
+    simulation even without times. The space stride is applied if that gives the run's grid.
     """
     values, header, missing = history_of(reader, start, task.inputs, len(task.grid)), reader.header, reader.missing
     if known is not None:
@@ -191,8 +203,8 @@ def _select_frames(
         values, header = _reorder_axes(run, values, header, known)
     frames, grid = values.shape[1], values.shape[2:-1]
     times = None if "times" in missing else header.layout.times
-    forecast = _provenance(header)["source"] == SOURCE  # its frames already have the stride
-    time_stride = 1 if forecast else _time_stride(task, times, frames, whole, known)
+    forecast = _is_forecast(reader)  # its frames already have the stride
+    time_stride = 1 if forecast else _time_stride(start, task, times, frames, whole, known)
     needed = (task.history - 1) * time_stride + 1
     if frames < needed:
         raise ValueError(f"{start} has {frames} frames, but a forecast needs {needed}.")
@@ -226,20 +238,29 @@ def _select_frames(
     return Start(history, replace(header, layout=layout), missing, adopted, time_stride, space_stride, messages)
 
 
-def _time_stride(task: Task, times: np.ndarray | None, frames: int, whole: bool, known: Domain | None) -> int:
+def _time_stride(
+    start: Path, task: Task, times: np.ndarray | None, frames: int, whole: bool, known: Domain | None
+) -> int:
     """The stride in time that gives the frames of training.
 
     It follows from the times of the file, if they fit; else a history with exactly the frames of the model has none,
-    and other data have that of the run, unless they are arrays without times that may be just a history.
+    and other data have that of the run. Arrays without times may be either, as a forecast has only frames of the model,
+    so they need one of these two lengths.
     """
     steps = () if times is None else time_steps(times)
     if steps and known is not None:
         for stride in (task.time_stride, 1):
             if known.has_step(stride * sum(steps) / 2):
                 return stride
-    if frames == task.history:
+    if task.time_stride == 1 or frames <= task.history:
         return 1
-    return task.time_stride if whole or times is not None else 1
+    if whole or times is not None:
+        return task.time_stride
+    raise ValueError(
+        f"{start} has {frames} frames without times, so it is unknown whether all of them or one of {task.time_stride} "
+        f"are frames of the model; save it as an .npz with `times`, or give exactly the last {task.history} frames of "
+        "the model."
+    )
 
 
 def _completed(
@@ -291,7 +312,7 @@ def _reorder_axes(run: Run, values: np.ndarray, header: Header, known: Domain) -
     unnamed = not header.layout.axes and "axes" not in header.parameters.get("made", {})
     if names == expected or sorted(names) != sorted(expected):
         return values, header
-    if unnamed and origin["source"] == SOURCE and origin["parameters"].get("run") == run.path.name:
+    if unnamed and origin["source"] == FORECAST and origin["parameters"].get("run") == run.path.name:
         # A forecast written before axes had names is in the order of its run.
         return values, replace(header, layout=replace(header.layout, axes=expected))
     order = [names.index(name) for name in expected]
@@ -316,7 +337,7 @@ def _check_domain(
 ) -> str | None:
     """Compare what the file specifies with the training data; return the differences allowed by `anyway`."""
     header, layout = given.header, given.header.layout
-    if _provenance(header)["source"] == SOURCE:
+    if _provenance(header)["source"] == FORECAST:
         parameters = _provenance(header)["parameters"]
         if parameters.get("run") == run.path.name:
             differs: str | None = parameters.get("anyway")  # checked when it was written
@@ -373,7 +394,7 @@ def _metadata(header: Header) -> dict[str, Any]:
     layout = header.layout
     words = {"names": layout.fields, "units": layout.units, "boundary": layout.boundary, "axes": layout.axis_names}
     times = {"times" if name == "t" else name: values for name, values in header.axes().items()}
-    return {name: np.array(values) for name, values in words.items()} | times
+    return {name: np.array(values) for name, values in words.items()} | times | {"source": np.array([header.source])}
 
 
 def _forecast_layout(given: Start, steps: int, task: Task, known: Domain | None, scale: TimeScale | None) -> Layout:

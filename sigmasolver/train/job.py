@@ -274,7 +274,7 @@ def _check_test(
     parts: Mapping[str, Windows | None],
     domain: Domain,
     run: Run,
-) -> dict[str, str | int]:
+) -> dict[str, Any]:
     """Return the record of the test data, which must match the training data and share no trajectory with them."""
     with open_data(source) as data:
         path = data.path
@@ -284,10 +284,12 @@ def _check_test(
         if differences:
             raise ValueError(f"The test data {path} differ from the training data: {'; '.join(differences)}.")
         by_state = any(is_identified_by_state(reader.header.source) for reader in (store, data))
-        identity = Reader.sample if by_state else _digest
-        trained = {identity(store, number) for number in _trained_trajectories(parts)}
+        identity = Reader.sample if by_state else Reader.digest
+        same = data.header.layout.fields == store.header.layout.fields
+        fields = store.header.layout.fields if same else windows.fields  # else those of the task, which both have
+        trained = {identity(store, number, fields) for number in _trained_trajectories(parts)}
         for number in range(len(data)):
-            if identity(data, number) in trained:
+            if identity(data, number, fields) in trained:
                 raise ValueError(
                     f"Trajectory {number} of the test data {path} is also in the training data; "
                     "remove it from one of them."
@@ -303,11 +305,8 @@ def _check_test(
             "fingerprint": data.fingerprint,
             "count": len(data),
             "frames": frames,
+            "fields": list(data.header.layout.fields),
         }
-
-
-def _digest(data: Reader, index: int) -> str:
-    return data.digests[index].hex()
 
 
 def _recorded_path(path: Path, run: Run) -> str:
@@ -332,7 +331,7 @@ def _record_data(
     store: Reader,
     parts: Mapping[str, Windows | None],
     domain: Domain,
-    test: dict[str, str | int] | None,
+    test: dict[str, Any] | None,
 ) -> None:
     """Record the data of the run in data.json, or check that they are still the same."""
     samples: list[str] = []
@@ -347,7 +346,8 @@ def _record_data(
             )
     # The digests reveal a later test set that shares a trajectory with the training, whatever file it is in. Where they
     # depend on names and dates of files, the samples do.
-    digests = [_digest(store, number) for number in _trained_trajectories(parts)]
+    fields, trained = store.header.layout.fields, _trained_trajectories(parts)
+    digests = [store.digest(number, fields) for number in trained]
     facts = {
         "path": _recorded_path(store.path, run),
         "fingerprint": store.fingerprint,
@@ -358,14 +358,14 @@ def _record_data(
         "parts": _trajectories_by_part(parts),
         "digests": digests,
         "domain": to_plain(domain),
-        "fields": list(store.header.layout.fields),
+        "fields": list(fields),
     }
     stated = {name: store.header.parameters[name] for name in ("reading", "skipped") if name in store.header.parameters}
     stated["mask"] = store.header.parameters.get("mask")
     stated["missing"] = sorted(store.missing)
     facts |= stated if test is None else {**stated, "test": test}
     if is_identified_by_state(store.header.source):
-        facts["samples"] = samples or [store.sample(number) for number in _trained_trajectories(parts)]
+        facts["samples"] = samples or [store.sample(number, fields) for number in trained]
     if store.notes:
         facts["notes"] = list(store.notes)
     unseen = parts["test"]

@@ -14,6 +14,7 @@ from sigmasolver.data.formats import ReadOptions, import_data, open_data
 from sigmasolver.data.header import Header
 from sigmasolver.data.layout import Layout
 from sigmasolver.data.store import Writer, open_store
+from sigmasolver.diagnose.run import diagnose_run
 from sigmasolver.evaluate import Request, evaluate_run, metrics
 from sigmasolver.forecast.checkpoint import load, not_compared
 from sigmasolver.models import Options, count_parameters
@@ -26,7 +27,7 @@ from sigmasolver.simulate.generate import generate
 from sigmasolver.simulate.vorticity import DEMO
 from sigmasolver.tasks import Task
 from sigmasolver.train.infer_recipe import UserChoices, infer_recipe
-from sigmasolver.train.job import train_run
+from sigmasolver.train.job import resume_run, train_run
 
 FLOW = replace(DEMO, grid=32, stored=16, step=1 / 64, burn_in=1.0, frames=8)
 TASK = Task("tiny", ("vorticity",), ("vorticity",), (16, 16), 2, 1, 3, 6, 2, "channel")
@@ -257,6 +258,17 @@ def test_evaluate_run_recognises_a_repeated_simulation(run, trained, raw, tmp_pa
     assert {row["windows"] for row in evaluate_run(run, path=tmp_path / "unseen.h5")} == {32}
 
 
+def test_evaluate_run_refuses_a_reordered_simulation(run, trained, raw, tmp_path):
+    with open_store(trained / "flow.h5") as store:
+        header = store.header
+    for name, order in (("reversed", range(7, -1, -1)), ("swapped", (0, 1, 2, 3, 4, 5, 7, 6))):
+        with Writer(tmp_path / f"{name}.h5", header, 8) as writer:
+            writer.append(raw[list(order)].astype(np.float32))
+    message = "Trajectory 6 of .*reversed.h5 is a test trajectory of .* by its place, but one of its training"
+    refused(run, message, tmp_path / "reversed.h5")
+    assert {row["windows"] for row in evaluate_run(run, path=tmp_path / "swapped.h5")} == {8}  # both are unseen
+
+
 def test_evaluate_run_refuses_a_simulation_with_the_same_seed_and_other_settings(run, tmp_path):
     """More frames or another precision change the fingerprint and the digests, but not the flows."""
     generate(replace(FLOW, frames=9), 8, 0, tmp_path / "longer.h5")
@@ -405,6 +417,96 @@ def test_netcdf_data_are_recognised_by_their_values(raw, tmp_path):
         train_run(SHORT, duplicated, Run(tmp_path / "other"))
 
 
+def write_fields(path, raw, names):
+    """A NetCDF file with the given fields: multiples of the vorticity."""
+    pytest.importorskip("xarray")
+    from sigmasolver.data.formats.netcdf_zarr_write import write_netcdf
+
+    layout = Layout(names, ("1",) * len(names), ("periodic",) * 2, (np.arange(16.0) / 16,) * 2, 0.5 * np.arange(8))
+    values = np.stack([raw * (1 + len(name)) for name in names], axis=-1)[..., 0, :].astype(np.float32)
+    write_netcdf(path, values, Header(layout, "test", {}))
+    return path
+
+
+@pytest.fixture(params=[None, 0.5], ids=["as stored", "time step given"])
+def selected(request, raw, tmp_path):
+    """A file with two fields, and a run trained on one of them."""
+    source, run = write_fields(tmp_path / "flow.nc", raw, ("vorticity", "other")), Run(tmp_path / "run")
+    train_run(SHORT, open_data(source, ReadOptions(fields=("vorticity",), dt=request.param)), run)
+    return source, run
+
+
+def test_run_on_some_fields_of_a_file_finds_its_own_data(selected, raw, tmp_path):
+    source, run = selected
+    rows = evaluate_run(run)
+    assert {row["windows"] for row in rows} == {8}
+    shutil.copy(source, tmp_path / "copy.nc")
+    with pytest.importorskip("xarray").open_dataset(source) as dataset:
+        dataset.assign(derived=2 * dataset["vorticity"]).to_netcdf(tmp_path / "more.nc")
+    for path in (source, tmp_path / "copy.nc", tmp_path / "more.nc"):
+        assert evaluate_run(run, path=path) == rows  # only the test split
+    resume_run(run)
+    assert diagnose_run(run, ["trust"])["trust"].rows
+
+
+def test_training_data_with_more_fields_do_not_become_test_data(selected, raw, tmp_path):
+    source, run = selected
+    message = "Trajectory 0 of .* is in the training data of .*; remove it from the test data"
+    copy = shutil.copy(source, tmp_path / "copy.nc")
+    imported = import_data(source, tmp_path / "all.h5").path
+    options = ReadOptions(fields=("other", "vorticity"), dt=0.5)
+    for path in (open_data(copy), open_data(copy, options), imported, open_data(imported)):
+        refused(run, message, path)
+    for data in (open_data(source), open_data(source, options)):
+        refused(run, "is not the training data of .*, has changed since, or is read with other options", data)
+    unseen = write_fields(tmp_path / "unseen.nc", 2 * raw, ("vorticity", "other"))
+    assert {row["windows"] for row in evaluate_run(run, path=open_data(unseen))} == {32}
+    with pytest.raises(ValueError, match=r"Trajectory 0 of the test data .* is also in the training data"):
+        train_run(replace(SHORT, task=replace(TASK, test=0)), open_data(source, ReadOptions(fields=("vorticity",))),
+                  Run(tmp_path / "other"), test=copy)  # fmt: skip
+
+
+def test_test_data_may_lack_a_field_that_the_run_does_not_use(raw, tmp_path):
+    source = write_fields(tmp_path / "flow.nc", raw, ("vorticity", "other"))
+    unseen = write_fields(tmp_path / "unseen.nc", 2 * raw, ("vorticity",))
+    options = ReadOptions(dt=0.5, units=("1", "2"))
+    for name, data in (("plain", open_data(source)), ("given", open_data(source, options))):
+        run = Run(tmp_path / name)
+        train_run(SHORT, data, run)
+        assert {row["windows"] for row in evaluate_run(run, path=unseen)} == {32}
+        refused(run, "field \"?'?vorticity", write_fields(tmp_path / f"{name}.nc", raw, ("other",)))
+
+
+@pytest.mark.parametrize("recorded", [True, False])
+def test_separate_test_data_keep_their_fields(raw, tmp_path, recorded):
+    """They may have more fields than the training data; older runs do not record which."""
+    source = open_data(write_fields(tmp_path / "flow.nc", raw, ("vorticity", "other")), ReadOptions(("vorticity",)))
+    test = write_fields(tmp_path / "test.nc", 2 * raw, ("vorticity", "other"))
+    run = Run(tmp_path / "run")
+    train_run(replace(SHORT, task=replace(TASK, test=0)), source, run, test=test)
+    facts = run.read_json("data.json")
+    assert facts["test"].pop("fields") == ["vorticity", "other"]
+    if not recorded:
+        run.write_json("data.json", facts)
+    assert {row["windows"] for row in evaluate_run(run)} == {32}
+
+
+def test_public_data_of_some_fields_are_recognised(raw, tmp_path):
+    source, moved, run = tmp_path / "flow.h5", tmp_path / "moved.h5", Run(tmp_path / "run")
+    layout = Layout(("vx", "vy", "p"), ("1",) * 3, ("open",) * 2, (np.arange(16.0),) * 2, 0.5 * np.arange(8))
+    write_pdebench(source, "incompressible", np.concatenate((raw, 2 * raw, 3 * raw), axis=-1), layout)
+    fields = ReadOptions(fields=("velocity_x", "velocity_y"))
+    recipe = replace(SHORT, task=replace(TASK, inputs=fields.fields, targets=fields.fields))
+    train_run(recipe, open_data(source, fields), run)
+    rows = evaluate_run(run)
+    shutil.copy(source, moved)
+    os.utime(moved, (0, 0))
+    for data in (moved, open_data(moved, fields), open_data(moved)):
+        again = evaluate_run(run, path=data)
+        assert {row["windows"] for row in again} == {8}
+        assert [row["value"] for row in again] == [row["value"] for row in rows]
+
+
 def test_public_data_are_recognised_where_their_files_were_moved(raw, tmp_path):
     """Their digests depend on the names and dates of the files."""
     axis = 2 * np.pi * np.arange(16) / 16
@@ -450,6 +552,19 @@ def test_run_recorded_by_the_state_of_its_files_is_evaluated_unless_they_changed
     os.utime(source, (0, 0))
     for path in (None, source):
         refused(run, "flow.nc is not the training data of .*run, has changed since", path)
+
+
+def test_run_recorded_before_booleans_were_fields_finds_its_data(raw, tmp_path, monkeypatch):
+    xarray = pytest.importorskip("xarray")
+    source, run = tmp_path / "flow.zarr", Run(tmp_path / "run")
+    dims = ("trajectory", "time", "x", "y")
+    flag = np.ones(raw.shape[:-1], dtype=bool)
+    xarray.Dataset({"flag": (dims, flag), "vorticity": (dims, raw[..., 0])}).to_zarr(source, zarr_format=2)
+    with monkeypatch.context() as patch:  # it skipped booleans, and identified the files by their state
+        former = replace(formats.guess_format(source), identified_by_values=False)
+        patch.setattr(formats, "FORMATS", (former, *formats.FORMATS))
+        train_run(SHORT, open_data(source, ReadOptions(fields=("vorticity",))), run)
+    assert {row["windows"] for row in evaluate_run(run)} == {8}
 
 
 def test_data_on_the_task_grid_are_not_strided_again(tmp_path):

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from sigmasolver.data import slots
-from sigmasolver.data.formats import ReadOptions, open_data
+from sigmasolver.data.formats import ReadOptions, netcdf_zarr, open_data
 from sigmasolver.data.formats.netcdf_zarr_write import write_netcdf, write_zarr
 from sigmasolver.data.header import Header
 from sigmasolver.data.layout import Layout
@@ -234,20 +234,33 @@ def test_forecast_of_a_strided_run_does_not_depend_on_the_container(workdir, raw
 
 def test_forecast_of_a_strided_run_from_data_without_times(workdir, raw, tmp_path):
     """The stride of training applies to trajectories like those of training, not to a history of the exact length."""
+    run = workdir / "thin"
     (tmp_path / "files").mkdir()
     for number in range(4):
         np.save(tmp_path / "files" / f"{number}.npy", raw[number])
     np.savez(tmp_path / "all.npz", height=raw[..., 0], slope=raw[..., 1])
     np.save(tmp_path / "all.npy", raw)
     np.savez(tmp_path / "part.npz", height=raw[:, 2:, ..., 0], slope=raw[:, 2:, ..., 1])
+    np.savez(tmp_path / "timed.npz", height=raw[:, 2:, ..., 0], slope=raw[:, 2:, ..., 1], times=WAVES.layout.times[2:])
     strided = np.ascontiguousarray(raw[:, [4, 6], ::2, ::2])
     np.save(tmp_path / "history.npy", strided)
     expected = rollout_each(workdir / "thin", strided, 2)
-    for name in ("files", "all.npz", "all.npy", "part.npz", "files/3.npy", "history.npy"):
+    for name in ("files", "all.npz", "all.npy", "timed.npz", "files/3.npy", "history.npy"):
         out = tmp_path / f"{Path(name).name}-out.npy"
-        messages = forecast_file(workdir / "thin", tmp_path / name, 2, out, CPU)
+        messages = forecast_file(run, tmp_path / name, 2, out, CPU)
         np.testing.assert_array_equal(np.load(out), expected[3:] if name == "files/3.npy" else expected, err_msg=name)
         assert ("1 of 2 frames was used, as in training" in messages) == (name != "history.npy")
+    np.save(tmp_path / "one.npy", raw[0, :5])
+    forecast_file(run, tmp_path / "all.npy", 5, tmp_path / "forecast.npy", CPU)  # its frames have the stride already
+    for name in ("part.npz", "one.npy", "forecast.npy"):
+        with pytest.raises(ValueError, match=f"{name} has 5 frames without times, .* exactly the last 2 frames"):
+            forecast_file(run, tmp_path / name, 2, tmp_path / "out.npy", CPU)
+    np.save(tmp_path / "last.npy", np.load(tmp_path / "forecast.npy")[:, -2:])
+    forecast_file(run, tmp_path / "last.npy", 2, tmp_path / "more.npy", CPU)
+    np.testing.assert_array_equal(np.load(tmp_path / "more.npy"), rollout_each(run, strided, 7)[:, 5:])
+    np.save(tmp_path / "short.npy", raw[:, :1])
+    with pytest.raises(ValueError, match=r"short\.npy has 1 frames, but a forecast needs 2"):
+        forecast_file(run, tmp_path / "short.npy", 2, tmp_path / "out.npy", CPU)
 
 
 def test_forecast_of_a_strided_run_with_other_times_keeps_the_stride_with_anyway(workdir, raw, tmp_path):
@@ -335,6 +348,101 @@ def test_forecast_of_a_strided_run_can_be_continued(workdir, raw, tmp_path, stri
     with np.load(tmp_path / "all.npz") as whole, np.load(tmp_path / "rest.npz") as rest:
         np.testing.assert_array_equal(rest["fields"], whole["fields"][:, 3:])
         np.testing.assert_allclose(rest["times"], whole["times"][3:])
+
+
+@pytest.mark.parametrize(
+    ("given", "fields", "inputs", "targets", "accepted"),
+    [
+        ("uv", ("u", "v"), ("u", "v"), ("u", "v"), {"uv"}),  # one order
+        ("uv", ("u", "v"), ("v", "u"), ("v", "u"), set()),
+        ("uvp", ("u", "v", "p"), ("u", "v"), ("u", "v"), {"uv", "uvp"}),
+        ("uvp", ("u", "v", "p"), ("v", "u"), ("v", "u"), {"uvp"}),  # two channels may be a forecast
+        ("uvp", ("u", "v", "p"), ("v", "u", "p"), ("v", "u"), {"uvp"}),  # three are none
+    ],
+)
+def test_channels_without_names_are_never_swapped(workdir, raw, tmp_path, given, fields, inputs, targets, accepted):
+    """They have the order of the training file, a forecast that of the targets: it is refused unless they agree."""
+    channels = {"u": raw[..., 0], "v": raw[..., 1], "p": np.ones_like(raw[..., 0])}
+
+    def stacked(names):
+        return np.stack([channels[name] for name in names], axis=-1)
+
+    np.save(tmp_path / "train.npy", stacked(given))
+    task = replace(THIN, grid=(12, 12), time_stride=1, space_stride=1, inputs=inputs, targets=targets)
+    data = open_data(tmp_path / "train.npy", ReadOptions(fields=fields, steady=False))
+    train_run(Recipe(task, MODEL, PLAN), data, Run(tmp_path / "run"))
+    expected = rollout_each(tmp_path / "run", stacked(inputs)[:, -2:], 2)
+    np.savez(tmp_path / "named.npz", fields=stacked(given[::-1]), names=np.array(list(given[::-1])))
+    forecast_file(tmp_path / "run", tmp_path / "named.npz", 2, tmp_path / "named.npy", CPU)
+    np.testing.assert_array_equal(np.load(tmp_path / "named.npy"), expected)
+    np.save(tmp_path / "number.npy", np.float32(1))
+    with pytest.raises(ValueError, match=r"number\.npy has"):
+        forecast_file(tmp_path / "run", tmp_path / "number.npy", 2, tmp_path / "out.npy", CPU)
+    for names in ("uv", "uvp"):
+        np.save(tmp_path / f"{names}.npy", stacked(names)[:, -2:])
+        out = tmp_path / f"{names}-out.npy"
+        if names in accepted:
+            forecast_file(tmp_path / "run", tmp_path / f"{names}.npy", 2, out, CPU)
+            np.testing.assert_array_equal(np.load(out), expected)
+        else:
+            with pytest.raises(ValueError, match="channels") as caught:
+                forecast_file(tmp_path / "run", tmp_path / f"{names}.npy", 2, out, CPU)
+            assert "\n" not in str(caught.value) and "in the order v, u" not in str(caught.value)
+    if "uv" in accepted:
+        forecast_file(tmp_path / "run", tmp_path / "named.npy", 1, tmp_path / "more.npy", CPU)
+    elif inputs == targets:
+        with pytest.raises(ValueError, match=r"2 channels without names, .* \(u, v\) or .* \(v, u\); save it as an"):
+            forecast_file(tmp_path / "run", tmp_path / "named.npy", 1, tmp_path / "more.npy", CPU)
+        forecast_file(tmp_path / "run", tmp_path / "named.npz", 2, tmp_path / "first.npz", CPU)
+        forecast_file(tmp_path / "run", tmp_path / "first.npz", 1, tmp_path / "more.npz", CPU)
+        with np.load(tmp_path / "more.npz") as more:
+            whole = rollout_each(tmp_path / "run", stacked(inputs)[:, -2:], 3)
+            np.testing.assert_array_equal(more["fields"], whole[:, 2:])
+
+
+@pytest.mark.parametrize("dt", [None, 0.25])
+def test_forecast_reads_the_fields_of_the_run_only(workdir, raw, tmp_path, monkeypatch, dt):
+    """Another variable may be unreadable, and files are opened once. A forecast keeps its own metadata."""
+    xarray = pytest.importorskip("xarray")
+    source = tmp_path / "a.nc"
+    write_netcdf(source, raw, Header(WAVES.layout, "test", {}))
+    with xarray.open_dataset(source) as dataset:
+        dims = (*dataset["height"].dims, "bin")
+        dataset.assign(spectrum=(dims, np.zeros((*raw.shape[:-1], 3)))).to_netcdf(tmp_path / "b.nc")
+        dataset[["height"]].to_netcdf(tmp_path / "height.nc")
+    with pytest.raises(ValueError, match="of which bin cannot be identified"):
+        open_data(tmp_path / "b.nc")
+    task = replace(THIN, grid=(12, 12), time_stride=1, space_stride=1)
+    train_run(Recipe(task, MODEL, PLAN), open_data(source, ReadOptions(fields=BOTH, dt=dt)), Run(tmp_path / "run"))
+    reads, read = [], netcdf_zarr.as_trajectories
+    monkeypatch.setattr(netcdf_zarr, "as_trajectories", lambda *args: reads.append(args) or read(*args))
+    forecast_file(tmp_path / "run", tmp_path / "b.nc", 4, tmp_path / "all.nc", CPU)
+    assert len(reads) == 1
+    forecast_file(tmp_path / "run", tmp_path / "b.nc", 2, tmp_path / "first.nc", CPU)
+    forecast_file(tmp_path / "run", tmp_path / "first.nc", 2, tmp_path / "rest.nc", CPU)
+    with open_data(tmp_path / "all.nc") as whole, open_data(tmp_path / "rest.nc") as rest:
+        np.testing.assert_array_equal(whole[:], rollout_each(tmp_path / "run", raw[:, -2:], 4))
+        np.testing.assert_array_equal(rest[:], whole[:, 2:])
+        np.testing.assert_array_equal(rest.header.layout.times, whole.header.layout.times[2:])
+    with pytest.raises(ValueError, match="has no field 'slope'"):
+        forecast_file(tmp_path / "run", tmp_path / "height.nc", 2, tmp_path / "out.nc", CPU)
+
+
+def test_axes_of_the_run_apply_to_files_that_name_their_spatial_axes(workdir, raw, tmp_path):
+    """`axes` in a file of the user, unlike in a forecast, does not say that count comes before time."""
+    fields = {"height": raw[..., 0].swapaxes(0, 1), "slope": raw[..., 1].swapaxes(0, 1)}
+    np.savez(tmp_path / "a.npz", **fields, axes=np.array(["x", "y"]))
+    task = replace(THIN, grid=(12, 12), time_stride=1, space_stride=1)
+    options = ReadOptions(axes=("time", "count", "x", "y"), dt=0.25)
+    train_run(Recipe(task, MODEL, PLAN), open_data(tmp_path / "a.npz", options), Run(tmp_path / "run"))
+    for start, steps, out in (("a.npz", 5, "all"), ("a.npz", 3, "first"), ("first.npz", 2, "rest")):
+        forecast_file(tmp_path / "run", tmp_path / start, steps, tmp_path / f"{out}.npz", CPU)
+    with np.load(tmp_path / "all.npz") as whole, np.load(tmp_path / "rest.npz") as rest:
+        np.testing.assert_array_equal(whole["fields"], rollout_each(tmp_path / "run", raw[:, -2:], 5))
+        np.testing.assert_array_equal(rest["fields"], whole["fields"][:, 3:])
+        np.testing.assert_allclose(rest["times"], whole["times"][3:])
+    notes = " ".join(open_data(tmp_path / "all.npz").notes)
+    assert "Skipped" not in notes
 
 
 @pytest.fixture(scope="module")

@@ -349,9 +349,25 @@ def opened(source: Path, options: ReadOptions, kind: str | None = None) -> Reade
     kind = kind if kind is None or _is_user_arrays(source) else None
     row = guess_format(source) if kind is None else None
     if row is not None and row.select is not _read_user_arrays:  # the format defines the axes, perhaps the fields too
-        options = replace(options, axes=None) if options.recorded else ReadOptions()
-        options = options if row.select is not None else replace(options, fields=None, steady=None)
+        options = replace(options, axes=None, steady=None)
+        if row.select is not None and options.fields is not None:
+            return _open_fields(source, options, options.fields)
+        options = replace(options, fields=None)
     return open_data(source, options, kind)
+
+
+def _open_fields(source: Path, options: ReadOptions, fields: tuple[str, ...]) -> Reader:
+    """Open files with those of these fields that they have: other files may lack one that the run does not use."""
+    try:
+        return open_data(source, options)
+    except ValueError:
+        present: tuple[str, ...] = ()
+        with suppress(ValueError), open_data(source) as reader:
+            present = reader.header.layout.fields
+        available = tuple(name for name in fields if name in present)
+        if available in ((), fields):
+            raise
+    return open_data(source, options.only(available))
 
 
 def open_data(source: str | Path | Reader, options: ReadOptions | None = None, kind: str | None = None) -> Reader:

@@ -17,7 +17,7 @@ from pathlib import Path
 
 import numpy as np
 
-from sigmasolver.data.formats.metadata import METADATA_NAMES, check_strings, is_list, stored_names
+from sigmasolver.data.formats.metadata import METADATA_NAMES, check_strings, is_forecast, is_list, stored_names
 from sigmasolver.data.formats.read_options import ReadOptions
 from sigmasolver.data.formats.source import Array, check_numbers, listed, pickle_error
 from sigmasolver.settings import suggest
@@ -316,5 +316,6 @@ def _skipped_note(arrays: Mapping[str, Array], selected: Sequence[str], spatial:
         used.remove("t")
     if "fields" not in selected and "names" in used:
         used.remove("names")
+    used += ["source"] * is_forecast(arrays)
     skipped = [f"{name} {array.shape}" for name, array in arrays.items() if name not in (*selected, *used)]
     return (f"Skipped: {listed(skipped)}.",) if skipped else ()

@@ -10,7 +10,7 @@ import numpy as np
 
 from sigmasolver.data.formats.fields import UNNAMED, check_field, field_index
 from sigmasolver.data.formats.hdf5 import is_store
-from sigmasolver.data.formats.metadata import check_names, is_list, stored_names
+from sigmasolver.data.formats.metadata import check_names, is_forecast, stored_names
 from sigmasolver.data.formats.read_options import ReadOptions
 from sigmasolver.data.formats.source import Array
 from sigmasolver.data.formats.user_arrays import open_arrays
@@ -31,46 +31,59 @@ def read_history(path: Path, names: Sequence[str], axes: int, steady: bool = Fal
     if has_header(path):
         with _open_data(path) as reader:
             return history_of(reader, path, names, axes)
-    with open_histories(path, names, axes, steady, ReadOptions())[0] as reader:
+    with open_histories(path, names, axes, steady, ReadOptions()) as reader:
         return history_of(reader, path, names, axes)
 
 
 def open_histories(
-    path: Path, names: Sequence[str], axes: int, steady: bool, options: ReadOptions
-) -> tuple[Reader, bool]:
-    """Open a file of arrays as `train` does, but with or without the axis `count`; also return whether it has one.
+    path: Path, names: Sequence[str], axes: int, steady: bool, options: ReadOptions, forecast: Sequence[str] = ()
+) -> Reader:
+    """Open a file of arrays as `train` does, but with or without the axis `count`.
 
-    `names` are the fields that are needed; channels without names are these, or all fields of `options`. Unless the
-    axes are specified, they follow from their number.
+    `names` are the fields that are needed, `forecast` those of a forecast in the order in which it is written. Unless
+    the axes are specified, they follow from their number.
     """
     arrays = open_arrays(path)
-    if is_list(arrays.get("axes")):  # a forecast states its axes; they and its times are those of the model
+    if is_forecast(arrays):  # its axes and times are those of the model
         options = replace(options, axes=None, dt=None)
     present = options.reorder_axes(path, arrays, 1)
     combined = present.get(UNNAMED, present.get("fields"))
     channels = None if combined is None or not combined.shape else combined.shape[-1]
     own = None if channels is None else stored_names(path, present, channels)
     if combined is not None and own is None:
-        all_fields = options.fields is not None and channels == len(options.fields)
-        fields = tuple(options.fields or ()) if all_fields else tuple(names)
+        fields = _unnamed_fields(path, channels or 0, tuple(names), options.fields or tuple(names), forecast)
     else:
         known = tuple(present) if own is None else own
         extra = () if options.mask is None or options.mask in names or options.mask not in known else (options.mask,)
         fields = (*names, *extra)
-    options = _only(options, fields)
+    options = options.only(fields)
     if options.axes is None:
         options = replace(options, steady=None, axes=_axes_of(path, present, fields, axes, steady))
-    assert options.axes is not None
-    whole = "count" in options.axes and any(len(array.shape) == len(options.axes) for array in arrays.values())
-    return _open_data(path, options, "arrays"), whole
+    return _open_data(path, options, "arrays")
 
 
-def _only(options: ReadOptions, fields: tuple[str, ...]) -> ReadOptions:
-    """The options for these fields only; they state the units of all fields."""
-    units = dict(zip(options.fields or (), options.units or (), strict=False))
-    mask = options.mask if options.mask in fields else None
-    chosen = tuple(units[name] for name in fields) if units.keys() >= set(fields) else None
-    return replace(options, fields=fields, units=chosen, mask=mask)
+def _unnamed_fields(
+    path: Path, channels: int, names: tuple[str, ...], trained: tuple[str, ...], forecast: Sequence[str]
+) -> tuple[str, ...]:
+    """The fields of channels without names: all those of the training file (`trained`), or the needed ones (`names`).
+
+    A forecast has another order than the training file if the user has chosen one for the targets. Nothing is guessed
+    then, unless the number of channels is not that of a forecast.
+    """
+    ordered = tuple(name for name in trained if name in names)
+    one_order = names == ordered
+    trusted = one_order or len(trained) != len(forecast)
+    if trusted and channels == len(trained):
+        return trained
+    if one_order:
+        return names
+    if trusted and channels != len(names):
+        return trained  # for the error that says how many are expected
+    raise ValueError(
+        f"{path} has {channels} channels without names, which may have the order of the training data "
+        f"({', '.join(ordered)}) or that of the model ({', '.join(names)}); save it as an .npz with `fields` and "
+        "`names`."
+    )
 
 
 def history_of(reader: Reader, path: Path, names: Sequence[str], axes: int) -> np.ndarray:

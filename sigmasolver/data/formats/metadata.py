@@ -9,9 +9,20 @@ import numpy as np
 
 from sigmasolver.data.formats.source import Array
 
-__all__ = ["METADATA_NAMES", "check_names", "check_strings", "is_list", "read_list", "stored_names"]
+__all__ = [
+    "FORECAST",
+    "METADATA_NAMES",
+    "check_names",
+    "check_strings",
+    "is_forecast",
+    "is_list",
+    "read_list",
+    "stored_names",
+]
 
 METADATA_NAMES = ("names", "units", "boundary", "axes", "x", "y", "z", "times", "t")
+FORECAST = "forecast"
+"""The source of values that a model has forecast, in a header or in an entry `source` of an .npz."""
 
 
 def check_names(names: Sequence[str]) -> tuple[str, ...]:
@@ -26,6 +37,14 @@ def stored_names(path: Path, arrays: Mapping[str, Array], channels: int) -> tupl
     if not is_list(arrays.get("names")):
         return None
     return check_strings(f"The names in {path}", read_list(path, arrays, "names", channels, "words"), distinct=True)
+
+
+def is_forecast(arrays: Mapping[str, Array]) -> bool:
+    """Whether these arrays are a forecast that this package has written, by their entry `source`: a field may have that
+    name too."""
+    source = arrays.get("source")
+    words = source is not None and is_list(source) and source.dtype.kind in "SU"
+    return source is not None and words and FORECAST in check_strings("The sources", source.whole().ravel())
 
 
 def is_list(array: Array | None) -> bool:

@@ -74,6 +74,13 @@ class ReadOptions:
             raise ValueError(f"The axes {', '.join(axes)} have {has} time axis; omit {option}.")
         object.__setattr__(self, "steady", steady)
 
+    def only(self, fields: tuple[str, ...]) -> ReadOptions:
+        """The options for these fields only; their units are known if those of all of them are."""
+        units = dict(zip(self.fields or (), self.units or (), strict=False))
+        mask = self.mask if self.mask in fields else None
+        chosen = tuple(units[name] for name in fields) if units.keys() >= set(fields) else None
+        return replace(self, fields=fields, units=chosen, mask=mask)
+
     @property
     def spatial(self) -> int | None:
         """The number of spatial axes, if the user specifies it."""

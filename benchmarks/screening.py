@@ -162,7 +162,7 @@ def main() -> None:
     parser.add_argument("--work", type=Path, default=Path("."), help="folder for flows and runs")
     parser.add_argument("--seeds", type=int, nargs="*", default=[42, 43])
     parser.add_argument("--updates", type=int, default=UPDATES)
-    parser.add_argument("--only", nargs="*", default=list(FACTORS), help="factors")
+    parser.add_argument("--only", nargs="*", default=list(FACTORS), choices=list(FACTORS), metavar="FACTOR")
     parser.add_argument("--out", type=Path)
     parser.add_argument("--table", type=Path, help="print the table of a file of results, and do nothing else")
     args = parser.parse_args()

@@ -127,14 +127,21 @@ def _ledger() -> dict[str, Recipe]:
     with_counterparts = ("transolver-sigma", *COUNTERPARTS)
     label, improved = "-".join(IMPROVED), sum((FACTORS["kf2d"][name] for name in IMPROVED), start=())
     quarter = (f"train.updates={QUARTER['kf2d']}",)
-    faster = (*improved, *FACTORS["kf2d"]["peak-2e-3"])
+    muon, faster = FACTORS["kf2d"]["muon"], FACTORS["kf2d"]["peak-2e-3"]
+    candidates = {"peak-2e-3": faster, "peak-4e-3": ("train.lr=4e-3",), "muon-peak-2e-3": (*muon, *faster)}
     # A fifth or a twentieth of the cases, which fit on a disk of 64 GB, and a few per cent of the updates.
     reduced = ("task.train=100", "task.test=20", "train.updates=2500")
     return {
         **runs("darcy", ["transolver-sigma"], seeds=SEEDS),
         **runs("darcy", [*COUNTERPARTS, *CALIBRATION, "transolver", "linearno", "ffno"]),
         **runs("kf2d", CALIBRATION),
-        **runs("kf2d", ["transolver-sigma"], f"{label}-peak-2e-3-quarter", (*faster, *quarter)),
+        **{
+            name: recipe
+            for change, settings in candidates.items()
+            for name, recipe in runs(
+                "kf2d", ["transolver-sigma"], f"{label}-{change}-quarter", (*improved, *settings, *quarter)
+            ).items()
+        },
         **runs("kf2d", ["transolver-sigma"], label, improved, SEEDS),
         **runs("kf2d", with_counterparts, f"{label}-quarter", (*improved, *quarter)),
         **runs("kf2d", COUNTERPARTS, f"{label}-quarter-matched", (*improved, *quarter), resize=_at_matched_width),

@@ -58,17 +58,16 @@ class Factor:
 
 
 PUSHFORWARD = ("train.objective=pushforward", "train.calls=2", "train.push_every=2")  # in the second half
-MUON = ("train.optimiser=muon",)
+IMPROVED = LARGE["circular"] + LARGE["clip-1"]
 FACTORS = {
     **{name: Factor(settings) for name, settings in LARGE.items() if name not in ("tf32", "float32", "ema")},
-    "circular-clip-1": Factor(LARGE["circular"] + LARGE["clip-1"]),
-    "circular-clip-1-peak-2e-3": Factor(LARGE["circular"] + LARGE["clip-1"] + LARGE["peak-2e-3"]),
-    "circular-clip-1-peak-4e-3": Factor((*LARGE["circular"], *LARGE["clip-1"], "train.lr=4e-3")),
-    "circular-clip-1-peak-8e-3": Factor((*LARGE["circular"], *LARGE["clip-1"], "train.lr=8e-3")),
-    "muon": Factor(MUON),
-    "circular-clip-1-muon": Factor(LARGE["circular"] + LARGE["clip-1"] + MUON),
-    "circular-clip-1-muon-peak-2e-3": Factor(LARGE["circular"] + LARGE["clip-1"] + MUON + LARGE["peak-2e-3"]),
-    "circular-clip-1-muon-peak-4e-3": Factor((*LARGE["circular"], *LARGE["clip-1"], *MUON, "train.lr=4e-3")),
+    "circular-clip-1": Factor(IMPROVED),
+    "circular-clip-1-peak-2e-3": Factor(IMPROVED + LARGE["peak-2e-3"]),
+    "circular-clip-1-peak-4e-3": Factor((*IMPROVED, "train.lr=4e-3")),
+    "circular-clip-1-peak-8e-3": Factor((*IMPROVED, "train.lr=8e-3")),
+    "circular-clip-1-muon": Factor(IMPROVED + LARGE["muon"]),
+    "circular-clip-1-muon-peak-2e-3": Factor(IMPROVED + LARGE["muon"] + LARGE["peak-2e-3"]),
+    "circular-clip-1-muon-peak-4e-3": Factor((*IMPROVED, *LARGE["muon"], "train.lr=4e-3")),
     "channel-normaliser": Factor(("task.normaliser=channel",)),
     "pushforward": Factor(PUSHFORWARD),
     "linear-xavier": Factor(linear=lambda inputs: 1 / math.sqrt(inputs)),

@@ -15,12 +15,10 @@ serves both. All other parameters (norms, biases, depthwise kernels, scales) are
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable
 from math import sqrt
 from typing import Any
 
 import torch
-from torch import nn
 
 from sigmasolver.train.adamw import AdamW
 
@@ -42,7 +40,9 @@ class Muon(AdamW):
     def step(self, closure: Any = None) -> None:  # type: ignore[override]
         groups = self.param_groups
         for group in groups:
-            self._update_matrices([p for p in group["params"] if is_matrix(p) and p.grad is not None], group)
+            matrices = [p for p in group["params"] if is_matrix(p) and p.grad is not None]
+            if matrices:
+                self._update_matrices(matrices, group)
         self.param_groups = [{**group, "params": [p for p in group["params"] if not is_matrix(p)]} for group in groups]
         try:
             super().step(closure)
@@ -52,23 +52,24 @@ class Muon(AdamW):
     def __setstate__(self, state: dict[str, Any]) -> None:
         torch.optim.Optimizer.__setstate__(self, state)  # AdamW's expects its own state of every parameter
 
-    def _update_matrices(self, parameters: Iterable[torch.Tensor], group: dict[str, Any]) -> None:
-        alike: dict[tuple[object, ...], list[tuple[torch.Tensor, torch.Tensor]]] = defaultdict(list)
+    def _update_matrices(self, parameters: list[torch.Tensor], group: dict[str, Any]) -> None:
+        gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
         for parameter in parameters:
-            assert parameter.grad is not None
-            state = self.state[parameter]
-            if not state:
-                state["momentum"] = torch.zeros_like(parameter)
-            momentum = state["momentum"].lerp_(parameter.grad, 1 - MOMENTUM)
-            matrices = _as_matrices(parameter.grad.lerp(momentum, MOMENTUM))
-            alike[*matrices.shape[1:], matrices.dtype, matrices.device].append((parameter, matrices))
+            if not self.state[parameter]:
+                self.state[parameter]["momentum"] = torch.zeros_like(parameter)
+        momenta = [self.state[parameter]["momentum"] for parameter in parameters]
+        torch._foreach_lerp_(momenta, gradients, 1 - MOMENTUM)
+        directions = torch._foreach_lerp(gradients, momenta, MOMENTUM)
+        torch._foreach_mul_(parameters, 1 - group["lr"] * group["weight_decay"])
+        # Those of one shape go through the iterations together, because launches take longer than small products.
+        alike: dict[tuple[object, ...], list[int]] = defaultdict(list)
+        for index, parameter in enumerate(parameters):
+            alike[parameter.shape, parameter.dtype, parameter.device].append(index)
         for members in alike.values():
-            parameters, batches = zip(*members, strict=True)
-            updates = orthogonalised(torch.cat(batches)).split([len(batch) for batch in batches])
-            for parameter, update in zip(parameters, updates, strict=True):
-                scale = RMS * sqrt(max(update.shape[1:]))
-                parameter.mul_(1 - group["lr"] * group["weight_decay"])
-                parameter.sub_(_as_parameter(update, parameter).mul(scale * group["lr"]))
+            matrices = _as_matrices(torch.stack([directions[index] for index in members]))
+            scale = RMS * sqrt(max(matrices.shape[1:])) * group["lr"]
+            updates = _as_parameters(orthogonalised(matrices), parameters[members[0]]).mul(scale).contiguous()
+            torch._foreach_sub_([parameters[index] for index in members], updates.unbind())
 
 
 def is_complex(parameter: torch.Tensor) -> bool:
@@ -83,19 +84,20 @@ def is_matrix(parameter: torch.Tensor) -> bool:
 
 
 def _as_matrices(values: torch.Tensor) -> torch.Tensor:
-    """Batch of real matrices: (1, rows, columns), or (modes, 2 rows, 2 columns) of spectral weights."""
-    if not is_complex(values):
-        return values[None]
+    """Batch of real matrices of parameters of one shape, along the first axis: (count, rows, columns), or
+    (count * modes, 2 rows, 2 columns) of spectral weights."""
+    if values.ndim == 3:
+        return values
     real, imaginary = values.flatten(0, -4).unbind(-1)
     return torch.cat((torch.cat((real, -imaginary), 2), torch.cat((imaginary, real), 2)), 1)
 
 
-def _as_parameter(matrices: torch.Tensor, parameter: nn.Parameter) -> torch.Tensor:
-    """Undo `_as_matrices`, with the shape of the parameter."""
-    if not is_complex(parameter):
-        return matrices[0]
+def _as_parameters(matrices: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
+    """Undo `_as_matrices`: (count, *shape of the parameter `like`)."""
+    if not is_complex(like):
+        return matrices
     columns = matrices.shape[2] // 2
-    return torch.stack(matrices[:, :, :columns].chunk(2, 1), -1).view(parameter.shape)
+    return torch.stack(matrices[:, :, :columns].chunk(2, 1), -1).view(-1, *like.shape)
 
 
 def orthogonalised(matrices: torch.Tensor) -> torch.Tensor:

@@ -275,6 +275,11 @@ def test_screening_benchmark(script, monkeypatch, tmp_path):
     assert lines[3].endswith(f"| {change:+.1f} % |")
 
 
+def test_table_of_the_screening_is_up_to_date(script):
+    table = script("screening").table(FOLDER.parent / "results" / "screening.jsonl")
+    assert table in (FOLDER.parent / "docs" / "study.md").read_text()
+
+
 @pytest.mark.parametrize("name", ["linear-xavier", "spectral-0.1"])
 def test_screening_initial_weights(script, name):
     """Only the weights in question are drawn again, with the stated deviation."""

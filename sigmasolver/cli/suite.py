@@ -122,7 +122,7 @@ def suite(
             screen.print(f"{key:45} {status}{_job_status(jobs.find(key), active.get(key), status)}", soft_wrap=True)
         return
     if ledger is not None and not data_only:
-        write(ledger, [])  # before hours of training, if it cannot be written
+        write(ledger, [])  # fail before the training, not after it, if it cannot be written
     if skipped := recorded.intersection(selected):
         screen.print(f"{ledger}: has {len(skipped)} of {len(selected)} runs", soft_wrap=True)
         selected = [key for key in selected if key not in skipped]

@@ -3,9 +3,9 @@
     B <- mu B + (1 - mu) G,   N = mu B + (1 - mu) G               G gradient, mu 0.95, N Nesterov's momentum
     W <- (1 - rate decay) W - rate 0.2 sqrt(max(rows, columns)) O(N)
 
-O(N) = U f(S) V^T for N = U S V^T, with f(s) between about 0.7 and 1.2, comes from five Newton-Schulz iterations, which
-are products of matrices only. The factor 0.2 sqrt(...) makes the root mean square of an update about 0.2, that of
-AdamW, so that AdamW's learning rate and weight decay carry over.
+O(N) = U f(S) V^T for N = U S V^T, with f(s) between about 0.7 and 1.2 for all but the smallest s, comes from five
+Newton-Schulz iterations, which are products of matrices only. The factor 0.2 sqrt(...) makes the root mean square of an
+update about 0.2, as reported for AdamW (arXiv 2502.16982), so that its learning rate is a sensible start.
 
 Matrices are the parameters with two dimensions, and spectral weights (..., width, width, 2): one complex matrix for
 each mode, which acts on pairs of reals as [[Re, -Im], [Im, Re]]. This form is kept by the iterations, so one procedure
@@ -30,7 +30,7 @@ ITERATIONS = 5
 MOMENTUM = 0.95
 RMS = 0.2
 SMALLEST = 1e-7
-"""Smaller momenta, by their norm, are not brought to norm one before the iterations."""
+"""Lower bound of the norm by which a matrix is divided before the iterations."""
 
 
 class Muon(AdamW):
@@ -61,7 +61,7 @@ class Muon(AdamW):
         torch._foreach_lerp_(momenta, gradients, 1 - MOMENTUM)
         directions = torch._foreach_lerp(gradients, momenta, MOMENTUM)
         torch._foreach_mul_(parameters, 1 - group["lr"] * group["weight_decay"])
-        # Those of one shape go through the iterations together, because launches take longer than small products.
+        # Matrices of one shape go through the iterations together, in fewer launches.
         alike: dict[tuple[object, ...], list[int]] = defaultdict(list)
         for index, parameter in enumerate(parameters):
             alike[parameter.shape, parameter.dtype, parameter.device].append(index)

@@ -190,7 +190,7 @@ def test_suite_records_finished_rows_in_a_ledger(call, trained, tmp_path):
     expected = {(names[0], name) for name in (None, "decomposition", "corrections")}
     assert diagnosed == expected | {(names[1], None), (names[1], "decomposition")}, "a U-Net has no slices"
     unwritable = tmp_path / "ledger.jsonl" / "rows.jsonl"  # in a file: nothing is trained for it
-    code, out, err = call("suite", "main", *args[2:-1], unwritable, "--only", names[1], "--out", tmp_path / "new")
+    code, out, err = call(*args[:-1], unwritable, "--only", names[1], "--out", tmp_path / "new")
     assert code == 2 and "rows.jsonl" in err and not (tmp_path / "new").exists(), err
     table = call("figure", "decomposition", ledger, "--where", "diagnostic=decomposition", "--out", tmp_path)
     assert table[0] == 0, table[2]

@@ -95,7 +95,7 @@ def test_spectral_weights_are_one_complex_matrix_per_mode():
     torch.testing.assert_close(parameter.detach(), expected, rtol=1e-10, atol=1e-12)
 
 
-def test_updates_are_as_large_as_those_of_adamw():
+def test_update_has_the_stated_root_mean_square():
     """The root mean square of the update of square matrices, real and complex, is about 0.2 times the rate."""
     for shape in ((64, 64), (3, 48, 48, 2)):
         parameter = weight(torch.zeros(shape, dtype=torch.float64))

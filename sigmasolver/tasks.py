@@ -110,6 +110,9 @@ class Task:
     split: str = "published"
     """"published": the split that the data set defines, if any; "trajectories": always split by whole trajectories,
     even where the data set splits windows of one trajectory."""
+    symmetries: str | None = None
+    """Maps of the box to itself that turn solutions into solutions, by name; none: those of the benchmark task of this
+    name, if it is one. Used by `train.augment` and `--symmetries`."""
 
     def __post_init__(self) -> None:
         check_types(self)

@@ -23,6 +23,7 @@ __all__ = [
     "Settings",
     "Split",
     "Steady",
+    "Symmetries",
     "app",
     "device_of",
     "numbers",
@@ -66,6 +67,9 @@ Cohort = Annotated[
         help="A fixed set of test windows: the paper's rollout, decomposition or corrections, or a test mode of "
         "RealPDEBench: seen, in_dist, out_dist or unseen."
     ),
+]
+Symmetries = Annotated[
+    int, typer.Option(help="Average forecasts over this many symmetries of the task (docs/symmetries.md).")
 ]
 Steady = Annotated[
     bool | None,

@@ -80,6 +80,19 @@ SUMMARIES: dict[str, Summary] = {
         "training states, true ones {distance_true_lead}",
         "a distance of 1 means as close to the training states as they are to each other",
     ),
+    "symmetry": Summary(
+        "forecasts under symmetries of the equation, at the last lead",
+        (
+            Cell("they differ by", "spread_lead", True),
+            Cell("error", "single_lead", True),
+            Cell("error of their mean", "error_lead", True),
+            Cell("coverage", "coverage", True),
+        ),
+        "forecasts of transformed histories differ by {spread_lead}; the error of one is {single_lead}, that of their "
+        "mean {error_lead}",
+        "the exact solution does not depend on the symmetry, so the difference is error: it needs no truth and is a "
+        "lower estimate",
+    ),
     "corrections": Summary(
         "effect of slice attention, mean over layers",
         (Cell("gamma", "gamma"), Cell("correction", "correction_ratio", True)),

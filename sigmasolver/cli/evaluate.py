@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from sigmasolver.cli.app import Cohort, Device, OldSplit, Plugins, Precision, Split, app, device_of, numbers
+from sigmasolver.cli.app import Cohort, Device, OldSplit, Plugins, Precision, Split, Symmetries, app, device_of, numbers
 from sigmasolver.cli.terminal import console, print_scores, progress
 
 if TYPE_CHECKING:
@@ -57,6 +57,7 @@ def evaluate(
     batch: Annotated[int, typer.Option(help="Batch size, in windows.")] = 8,
     precision: Precision = "float32",
     cohort: Cohort = None,
+    symmetries: Symmetries = 1,
     anyway: Anyway = False,
     plugin: Plugins = None,
     device: Device = "auto",
@@ -66,7 +67,7 @@ def evaluate(
     from sigmasolver.runtime.parallel import join
 
     points = None if grid is None else numbers(grid, "--grid")
-    request = Request(horizon, points, windows, protocol, part or split, batch, precision, cohort)
+    request = Request(horizon, points, windows, protocol, part or split, batch, precision, cohort, symmetries)
     rows = []
     with join(device_of(device)) as world:
         folders = runs_of(runs) if world.first else []

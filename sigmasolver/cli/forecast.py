@@ -9,7 +9,7 @@ import typer
 from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
-from sigmasolver.cli.app import Device, Plugins, Precision, app, device_of
+from sigmasolver.cli.app import Device, Plugins, Precision, Symmetries, app, device_of
 from sigmasolver.cli.evaluate import Anyway, warn_other_code, warn_unfinished
 from sigmasolver.cli.terminal import console, progress
 
@@ -44,6 +44,11 @@ def forecast(
         typer.Option(help="Also write the forecast of a pretrained model's first window as an animated PNG."),
     ] = None,
     precision: Precision = "float32",
+    symmetries: Symmetries = 1,
+    spread: Annotated[
+        Path | None,
+        typer.Option(help="Also write the deviation of the forecasts over --symmetries at each point; with --input."),
+    ] = None,
     anyway: Anyway = False,
     plugin: Plugins = None,
     device: Device = "auto",
@@ -60,7 +65,9 @@ def forecast(
             raise ValueError(f"Missing --input: {path} ships no initial frames.")
         if steps is not None:
             raise ValueError("--steps requires --input; the windows of a pretrained model have a fixed length.")
-        _forecast_shipped(path.name, out, animation, precision, device_of(device))
+        if spread is not None:
+            raise ValueError("--spread requires --input.")
+        _forecast_shipped(path.name, out, animation, precision, symmetries, device_of(device))
         return
     if animation is not None:
         raise ValueError("--animation shows the windows of a pretrained model; omit --input.")
@@ -70,13 +77,15 @@ def forecast(
     warn_other_code(Run(path))
     steps = load_recipe(Run(path)).task.horizon if steps is None else steps
     with progress("forecasting", None) as update:
-        messages = forecast_file(path, start, steps, out, device_of(device), update, precision, anyway)
+        messages = forecast_file(
+            path, start, steps, out, device_of(device), update, precision, anyway, symmetries, spread
+        )
     for message in messages:
         console().print(message, soft_wrap=True)
 
 
 def _forecast_shipped(
-    name: str, out: Path | None, animation: Path | None, precision: str, device: torch.device
+    name: str, out: Path | None, animation: Path | None, precision: str, symmetries: int, device: torch.device
 ) -> None:
     from sigmasolver.forecast.files import check_name
     from sigmasolver.model_cards.demonstrate import demonstrate
@@ -87,7 +96,7 @@ def _forecast_shipped(
     if animation is not None:
         refuse_folder(animation)
     with progress(f"forecasting {name}", None) as update:
-        demonstration = demonstrate(name, device, precision, out, update)
+        demonstration = demonstrate(name, device, precision, out, update, symmetries)
     print_demonstration(console(), demonstration)
     console().print(f"computed in {precision}", soft_wrap=True)
     if demonstration.message is not None:
@@ -125,3 +134,5 @@ def print_demonstration(screen: Console, demonstration: Demonstration) -> None:
             soft_wrap=True,
         )
     screen.print(results.caption, soft_wrap=True)
+    if demonstration.spread is not None:
+        screen.print(demonstration.spread, soft_wrap=True)

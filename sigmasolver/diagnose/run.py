@@ -24,6 +24,7 @@ from sigmasolver.diagnose.profiles import geometry
 from sigmasolver.diagnose.records import MEMBERS, read_findings, write_findings
 from sigmasolver.diagnose.routing import routing
 from sigmasolver.diagnose.subject import Findings, NotApplicable, Subject
+from sigmasolver.diagnose.symmetry import symmetry
 from sigmasolver.diagnose.trust import trust
 from sigmasolver.evaluate import Request, source_of, windows_of
 from sigmasolver.forecast.checkpoint import (
@@ -44,6 +45,7 @@ __all__ = ["DIAGNOSTICS", "diagnose_run", "peers_of"]
 DIAGNOSTICS: dict[str, Callable[[Subject], Findings]] = {
     "decomposition": decomposition,
     "trust": trust,
+    "symmetry": symmetry,
     "maps": maps,
     "corrections": corrections,
     "routing": routing,

@@ -54,11 +54,13 @@ from sigmasolver.forecast.checkpoint import (
     refuse_other_domain,
 )
 from sigmasolver.forecast.replay import Replay, check_precision
+from sigmasolver.forecast.symmetric import symmetric_rollout
 from sigmasolver.ops.precision import matmul_precision
 from sigmasolver.recipes import Recipe
 from sigmasolver.runs import Run, provenance, read_facts, read_records, replace_rows
 from sigmasolver.runtime.parallel import World
 from sigmasolver.settings import lookup
+from sigmasolver.symmetries import SymmetryGroup, symmetries_of
 from sigmasolver.tasks import COHORTS, CYLINDER, REALPDEBENCH, TEST_MODES, cohort_of, field_groups
 from sigmasolver.version import __version__
 
@@ -80,7 +82,7 @@ __all__ = [
 ]
 
 PROTOCOLS = ("free", "teacher-forced")
-LEGACY_DEFAULTS: dict[str, Any] = {"forecast_precision": "float32", "cohort": None}
+LEGACY_DEFAULTS: dict[str, Any] = {"forecast_precision": "float32", "cohort": None, "symmetries": 1}
 """Values of options that older records, written before the option existed, do not contain."""
 _REALPDEBENCH_TASKS = frozenset(task.name for task in (*REALPDEBENCH, CYLINDER))
 Measures = dict[str, torch.Tensor]
@@ -106,6 +108,8 @@ class Request:
     """Precision of the forecasts; metrics are always computed in float64."""
     cohort: str | None = None
     """A fixed set of test windows by name, see `tasks.COHORTS` and `tasks.TEST_MODES`; None: use `windows`."""
+    symmetries: int = 1
+    """Number of symmetries over which forecasts are averaged; 1: the usual forecast."""
 
     def __post_init__(self) -> None:
         check_precision(self.precision)
@@ -113,10 +117,12 @@ class Request:
             raise ValueError(f'Unknown protocol "{self.protocol}"; choose from {", ".join(PROTOCOLS)}.')
         if self.split not in ("train", "validation", "test"):
             raise ValueError(f'Unknown split "{self.split}"; choose from train, validation, test.')
-        for name in ("horizon", "windows", "batch"):
+        for name in ("horizon", "windows", "batch", "symmetries"):
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise ValueError(f"{name} is {value}; it must be at least 1.")
+        if self.symmetries > 1 and self.protocol != "free":
+            raise ValueError("Free forecasts are averaged over symmetries; omit the protocol, or set symmetries to 1.")
         if self.cohort is not None:
             lookup({**COHORTS, **TEST_MODES}, self.cohort, "cohort")
             if self.windows is not None:
@@ -153,10 +159,18 @@ def evaluate_run(
         existing = _existing_rows(run, source)
         if existing:
             return existing
+        group = symmetries_of(recipe.task) if request.symmetries > 1 else None
         forecaster = Replay(load(run.path, world.device), request.precision)
         with matmul_precision("float32"):
             measured = measure(
-                forecaster, windows, request, world, tick, recipe.task.vectors, recipe.task.name in _REALPDEBENCH_TASKS
+                forecaster,
+                windows,
+                request,
+                world,
+                tick,
+                recipe.task.vectors,
+                recipe.task.name in _REALPDEBENCH_TASKS,
+                group,
             )
         parameters = sum(p.numel() for p in forecaster.model.parameters() if p.requires_grad)
     task, lead_times = recipe.task, windows.lead_times(spread_evenly(len(windows), request.windows))
@@ -198,6 +212,7 @@ def records_of_test_part(run: Run, recipe: Recipe, windows: int | None = None) -
         "grid": list(recipe.task.grid),
         "forecast_precision": "float32",
         "cohort": None,
+        "symmetries": 1,
     }
     if run.weights.exists():
         required["weights"] = run.digest
@@ -277,6 +292,7 @@ def source_of(run: Run, recipe: Recipe, windows: Windows, request: Request, fing
         "horizon": windows.spec.horizon,
         "grid": list(windows.grid),
         "cohort": request.cohort,
+        "symmetries": request.symmetries,
         "windows": len(spread_evenly(len(windows), request.windows)),
     }
 
@@ -378,10 +394,15 @@ def predict(
     future: torch.Tensor,
     protocol: str,
     times: torch.Tensor | None = None,
+    symmetric: tuple[SymmetryGroup, int] | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Forecasts of the model and of the trivial baseline for the frames of `future`; `times` as in `rollout`."""
+    """Forecasts of the model and of the trivial baseline for the frames of `future`; `times` as in `rollout`.
+    `symmetric`: average the forecasts over symmetries, given as a group and their number."""
     truth = future if protocol == "teacher-forced" else None
-    frames = rollout(forecaster, history, future.shape[1], truth, times=times).frames
+    if symmetric is None:
+        frames = rollout(forecaster, history, future.shape[1], truth, times=times).frames
+    else:
+        frames = symmetric_rollout(forecaster, history, future.shape[1], *symmetric, time=times).mean.frames
     if forecaster.inputs.fields[: future.shape[-1]] != forecaster.targets.fields:  # steady
         return frames, forecaster.targets.decode(torch.zeros_like(future))
     if truth is None:
@@ -400,9 +421,16 @@ def measure(
     tick: Callable[[int, int], None] | None = None,
     vectors: Vectors = (),
     real: bool = False,
+    group: SymmetryGroup | None = None,
 ) -> tuple[Measures, Measures]:
     """Measures of every window, for the forecaster and the trivial baseline; `vectors` as in `tasks.field_groups`;
-    `real` adds all RealPDEBench metrics."""
+    `real` adds all RealPDEBench metrics; `group` are the symmetries that the request averages over."""
+    symmetric = None
+    if request.symmetries > 1:
+        if group is None:
+            raise ValueError(f"An average over {request.symmetries} symmetries needs their group.")
+        group.on(windows.grid).first(request.symmetries)
+        symmetric = (group, request.symmetries)
     selected = spread_evenly(len(windows), request.windows)
     if len(selected) < world.size:
         raise ValueError(f"{len(selected)} windows are too few for {world.size} processes; start fewer processes.")
@@ -419,7 +447,7 @@ def measure(
         times = windows.frame_times(indices)
         fluid = forecaster.fluid_points(history)
         with torch.no_grad():
-            forecasts = predict(forecaster, history, future, request.protocol, times)
+            forecasts = predict(forecaster, history, future, request.protocol, times, symmetric)
             for part, frames, encode in zip(parts, forecasts, encodings, strict=True):
                 measures = _measure_at_points(frames, future, forecaster.targets, encode, vectors, fluid)
                 measures |= _measure_in_fourier(frames, future, windows.sides, fluid)

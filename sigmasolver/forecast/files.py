@@ -35,12 +35,14 @@ from sigmasolver.forecast.checkpoint import (
     refuse_other_domain,
 )
 from sigmasolver.forecast.replay import Replay
+from sigmasolver.forecast.symmetric import symmetric_rollout
 from sigmasolver.recipes import Recipe
 from sigmasolver.runs import Run, read_facts
 from sigmasolver.runs.files import os_errors_as_value_errors, replacing
+from sigmasolver.symmetries import symmetries_of
 from sigmasolver.tasks import Task
 
-__all__ = ["check_name", "forecast_file", "write_forecast"]
+__all__ = ["check_name", "forecast_file", "spread_message", "write_forecast"]
 
 OUTPUT_SUFFIXES = (".h5", ".npy", ".npz", ".nc", ".zarr")
 
@@ -71,18 +73,29 @@ def forecast_file(
     tick: Callable[[int, int], None] | None = None,
     precision: str = "float32",
     anyway: bool = False,
+    symmetries: int = 1,
+    spread: Path | None = None,
 ) -> list[str]:
     """Forecast `steps` frames after the frames in `start` with the run at `path`; return messages for the user.
 
+    With several `symmetries` the forecast is their mean, and `spread` is a file for their deviation at each point.
     Frames that differ from the training data in units, box, boundaries or time step are rejected; with `anyway` they
     are forecast, and the output store records the differences.
     """
     check_name(out)
-    if steps < 1:
-        raise ValueError(f"The number of steps must be at least 1, got {steps}.")
+    if spread is not None:
+        check_name(spread)
+    for name, number in (("steps", steps), ("symmetries", symmetries)):
+        if number < 1:
+            raise ValueError(f"The number of {name} must be at least 1, got {number}.")
+    if spread is not None and (symmetries == 1 or spread == out):
+        raise ValueError(
+            "A spread needs --symmetries with at least 2." if symmetries == 1 else f"{out} cannot be both outputs."
+        )
     run = Run(path)
     recipe = load_recipe(run)
     task = recipe.task
+    group = symmetries_of(task) if symmetries > 1 else None
     forecaster = Replay(load(path, device), precision)
     known = domain_of(run)
     given = _read_start(run, recipe, start, known, forecaster.time_scale)
@@ -97,8 +110,18 @@ def forecast_file(
     if task.mask is not None:
         solid_values = "zero" if task.steady else "copied from the last input frame"
         messages.append(f"where {task.mask} is 1, the forecast is {solid_values}")
+    if group is not None:
+        group.on(given.history.shape[2:-1]).first(symmetries)
+    deviations, ratios = [], []
     for number, sample in enumerate(given.history, start=1):
-        result = forecaster.rollout(sample[None].to(device), steps, time=None if times is None else times[None])
+        history, time = sample[None].to(device), None if times is None else times[None]
+        if group is None:
+            result = forecaster.rollout(history, steps, time=time)
+        else:
+            average = symmetric_rollout(forecaster, history, steps, group, symmetries, time)
+            deviations.append(average.spread.cpu().numpy())
+            ratios.append(average.relative_spread().cpu())
+            result = average.mean
         frames.append(result.frames.cpu().numpy())
         if result.stopped is not None:
             messages.append(f"trajectory {number - 1}: {result}")
@@ -112,8 +135,24 @@ def forecast_file(
         parameters["anyway"] = differs
     if "attributes" in given.header.parameters:
         parameters["attributes"] = given.header.parameters["attributes"]
+    if group is not None:
+        parameters["symmetries"] = symmetries
+        messages.append(spread_message(torch.cat(ratios), symmetries))
     messages.append(write_forecast(out, predicted, layout, parameters))
+    if spread is not None:
+        parameters["spread"] = f"sample deviation over {symmetries} symmetries"
+        messages.append(write_forecast(spread, np.concatenate(deviations), layout, parameters))
     return messages
+
+
+def spread_message(ratios: torch.Tensor, symmetries: int) -> str:
+    """What the relative spread (trajectories, leads, fields) over symmetries says about the error."""
+    first, last = (100 * float(ratios[:, lead].mean()) for lead in (0, -1))
+    leads = f"{first:.3g} %" if ratios.shape[1] == 1 else f"{first:.3g} % at lead 1, {last:.3g} % at the last lead"
+    return (
+        f"mean over {symmetries} symmetries; the forecasts differ by {leads}: without truth, a lower estimate of the "
+        "error of one of them"
+    )
 
 
 def check_name(out: Path) -> None:

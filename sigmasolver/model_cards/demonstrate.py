@@ -16,14 +16,16 @@ from sigmasolver.data.windows import Windows
 from sigmasolver.experiments.records import dimensions_in
 from sigmasolver.forecast import Forecaster
 from sigmasolver.forecast.checkpoint import load, load_recipe
-from sigmasolver.forecast.files import write_forecast
+from sigmasolver.forecast.files import spread_message, write_forecast
 from sigmasolver.forecast.replay import Replay
-from sigmasolver.model_cards.score import SolverRow, score, seconds_of_model, shipped_windows, time_solver
+from sigmasolver.forecast.symmetric import symmetric_rollout
+from sigmasolver.model_cards.score import SolverRow, card_errors, score, seconds_of_model, shipped_windows, time_solver
 from sigmasolver.ops.precision import matmul_precision
 from sigmasolver.recipes import Recipe
 from sigmasolver.report.animation import animate
 from sigmasolver.report.study import AnimatedPng, Dimensions, Maps, Table
 from sigmasolver.runs import Run, provenance, read_facts
+from sigmasolver.symmetries import symmetries_of
 
 __all__ = ["ERRORS", "Demonstration", "demonstrate"]
 
@@ -45,6 +47,11 @@ class Demonstration:
     dimensions: Dimensions
     message: str | None
     """A line about the file that was written."""
+    symmetries: int = 1
+    averaged: list[float] | None = None
+    """Errors of forecasts averaged over that many symmetries."""
+    spread: str | None = None
+    """A line about how much these forecasts differ."""
 
     def table(self) -> Table:
         """The model, the trivial baseline and the solver: errors, and seconds for one case."""
@@ -57,6 +64,10 @@ class Demonstration:
             (f"{card['model']}, {_grid(card['test']['grid'])}", *model_errors, _time(self.seconds)),
             (card["test"]["yardstick"], *baseline_errors, "–"),
         ]
+        if self.averaged is not None:
+            errors_of_mean = [_percent(error) for error in self.averaged]
+            label = f"{card['model']}, mean over {self.symmetries} symmetries"
+            rows.insert(1, (label, *errors_of_mean, _time(self.symmetries * self.seconds)))
         for solver in self.solver:
             solver_errors = (
                 ["the truth"] * count if solver.errors is None else [_percent(error) for error in solver.errors]
@@ -86,13 +97,18 @@ def demonstrate(
     precision: str = "float32",
     out: Path | None = None,
     tick: Callable[[int, int], None] | None = None,
+    symmetries: int = 1,
 ) -> Demonstration:
-    """Forecast the unseen windows of a pretrained model and time the solver; writes the forecasts to `out` if given."""
+    """Forecast the unseen windows of a pretrained model and time the solver; writes the forecasts to `out` if given.
+    With several `symmetries` their mean is scored too."""
     folder, card = pretrained.folder(name), pretrained.card(name)
     recipe, forecaster = load_recipe(Run(folder)), Replay(load(folder, device), precision)
     with open_store(folder / "windows.h5") as store:
         windows = shipped_windows(store, recipe)
         scores = score(forecaster, windows, recipe, device, tick)
+        averaged, spread = None, None
+        if symmetries > 1:
+            averaged, spread = _average(forecaster, windows, recipe, device, symmetries)
         seconds = seconds_of_model(windows, recipe, forecaster, device)
         solver = time_solver(windows, recipe, card["solver"]["rows"], device)
         layout = store.header.layout
@@ -110,7 +126,25 @@ def demonstrate(
             facts = {"run": name, "step": read_facts(Run(folder).weights)["step"], "start": "windows of the package"}
             message = write_forecast(out, frames.numpy(), layout, facts)
         first = _first_maps(windows, frames[0], recipe, dimensions)
-    return Demonstration(card, scores, seconds, solver, provenance(device)["machine"], first, dimensions, message)
+    machine = provenance(device)["machine"]
+    return Demonstration(
+        card, scores, seconds, solver, machine, first, dimensions, message, symmetries, averaged, spread
+    )
+
+
+def _average(
+    forecaster: Forecaster, windows: Windows, recipe: Recipe, device: torch.device, symmetries: int
+) -> tuple[list[float], str]:
+    """Errors of the forecasts averaged over symmetries, in the order of the card, and how much these differ."""
+    group, horizon = symmetries_of(recipe.task), recipe.task.horizon
+    histories, future = windows.batch(range(len(windows)))
+    with matmul_precision("float32"):
+        averages = [
+            symmetric_rollout(forecaster, history[None].to(device), horizon, group, symmetries) for history in histories
+        ]
+    errors = card_errors(torch.cat([average.mean.frames.cpu() for average in averages]), future, recipe)
+    ratios = torch.cat([average.relative_spread().cpu() for average in averages])
+    return errors, spread_message(ratios, symmetries)
 
 
 def _forecasts(

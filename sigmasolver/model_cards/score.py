@@ -24,6 +24,7 @@ from sigmasolver.simulate.coarse import coarse_work, finer_grid, full_work
 __all__ = [
     "SolverRow",
     "card_columns",
+    "card_errors",
     "compare_with_solver",
     "score",
     "seconds_of_model",
@@ -121,7 +122,7 @@ def compare_with_solver(
     while grid < max(full.grid):
         work = coarse_work(simulator, seed, start, points, task.horizon, task.time_stride, grid)
         assert work is not None  # a simulator with `full_work` also has `coarse_work`
-        errors = _card_errors(work.call()[..., None].float(), future, recipe)
+        errors = card_errors(work.call()[..., None].float(), future, recipe)
         adequate = all(error <= row["value"] for error, row in zip(errors, scores, strict=True))
         if not coarse_rows or adequate:
             coarse_rows.append(SolverRow((grid, grid), _seconds_of_solver(windows, recipe, grid, device), errors))
@@ -177,7 +178,7 @@ def _seed_of(windows: Windows) -> int:
     return seed
 
 
-def _card_errors(frames: torch.Tensor, truth: torch.Tensor, recipe: Recipe) -> list[float]:
+def card_errors(frames: torch.Tensor, truth: torch.Tensor, recipe: Recipe) -> list[float]:
     """The errors of the card's columns for given frames."""
     overall, per_lead = metrics.relative_l2(frames, truth), metrics.relative_l2_per_lead(frames, truth)
     by_metric = {"relative_l2": overall, "relative_l2_final": per_lead[:, -1]}

@@ -92,6 +92,8 @@ class TrainRecipe:
     """Weight of the derivative term of the loss."""
     noise: float = 0.0
     """Standard deviation of the Gaussian noise on every history, in normalised units."""
+    augment: bool = False
+    """Transform every training window by a random symmetry of the task (`task.symmetries`)."""
     ema: float | None = None
     """Decay of the moving average of the weights, which the run then keeps; none: no average."""
     validation: float = 0.1

@@ -51,9 +51,12 @@ ALL = "all"
 """Field name of the mean over fields."""
 _KEY_FIELDS = ("model", "metric", "field", "lead", "layer", "case")
 """Keys that identify a row within one measurement of one run."""
-_FACTS = ("horizon", "grid", "cohort", "windows", "part", "forecast_precision", "data", "step", "package", "weights")
+_FACTS = (
+    "horizon", "grid", "cohort", "windows", "part", "forecast_precision", "symmetries", "data", "step", "package",
+    "weights",
+)  # fmt: skip
 """Keys that distinguish two measurements of one run."""
-_DEFAULTS = {"forecast_precision": "float32", "cohort": "none"}
+_DEFAULTS = {"forecast_precision": "float32", "cohort": "none", "symmetries": "1"}
 """Values assumed for rows without these keys."""
 
 
@@ -220,7 +223,8 @@ def precision_of(record: Row) -> str:
 def with_unique_names(records: Rows) -> list[dict[str, Any]]:
     """Make model names unique: use the run name where two runs of a task share model and seed.
 
-    If forecasts of several precisions are present, the precision is appended to each model name.
+    If forecasts of several precisions are present, the precision is appended to each model name, and likewise the
+    number of symmetries over which they are averaged.
     """
     runs: dict[tuple[str, str, Any], set[str]] = defaultdict(set)
     for record in records:
@@ -229,10 +233,14 @@ def with_unique_names(records: Rows) -> list[dict[str, Any]]:
         (task, model) for (task, model, _), names in runs.items() if len(names) > 1 and model not in TRIVIAL_BASELINES
     }
     mixed_precisions = len({precision_of(record) for record in records}) > 1
+    mixed_symmetries = len({record.get("symmetries", 1) for record in records}) > 1
 
     def name(record: Row) -> str:
-        model = record["run"] if (record["task"], record["model"]) in ambiguous else record["model"]
-        return f"{model}, {precision_of(record)}" if mixed_precisions and model not in TRIVIAL_BASELINES else model
+        model: str = record["run"] if (record["task"], record["model"]) in ambiguous else record["model"]
+        if model in TRIVIAL_BASELINES:
+            return model
+        averaged = f"mean over {record.get('symmetries', 1)} symmetries" if mixed_symmetries else None
+        return ", ".join(filter(None, (model, precision_of(record) if mixed_precisions else None, averaged)))
 
     return [{**record, "model": name(record)} for record in records]
 

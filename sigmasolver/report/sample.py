@@ -13,7 +13,7 @@ __all__ = ["count_windows", "sample_of", "timed_updates", "timing_of"]
 
 ONE_CALL = ("corrections", "routing", "geometry")
 """Diagnostics of a single call from the true history, which are independent of the horizon."""
-_GROUP_KEYS = ("task", "run", "diagnostic", "protocol", "part", "windows", "horizon", "cohort")
+_GROUP_KEYS = ("task", "run", "diagnostic", "protocol", "part", "windows", "horizon", "cohort", "symmetries")
 
 
 def sample_of(rows: Iterable[Mapping[str, Any]]) -> str:
@@ -93,6 +93,8 @@ def _describe(rows: Sequence[Mapping[str, Any]]) -> str:
         parts.append(f"horizon {first['horizon']}")
     if first.get("cohort"):
         parts.append(f"cohort {first['cohort']}")
+    if first.get("symmetries", 1) > 1:
+        parts.append(f"mean over {first['symmetries']} symmetries")
     return ", ".join(parts)
 
 

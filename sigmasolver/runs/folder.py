@@ -358,7 +358,7 @@ def read_rows(path: Path) -> list[dict[str, Any]]:
 
 
 _NAMES = ("task", "run", "model", "metric")
-_COUNTS = ("step", "horizon", "windows", "rows", "cases", "rounds")
+_COUNTS = ("step", "horizon", "windows", "symmetries", "rows", "cases", "rounds")
 _TEXTS = ("package", "precision", "forecast_precision", "part", "protocol", "commit", "machine", "torch", "date")
 _OPTIONAL_TEXTS = ("field", "cohort", "weights", "data", "arrays", "anyway")
 _OPTIONAL_COUNTS = ("seed", "lead", "data_seed")

@@ -44,6 +44,7 @@ from sigmasolver.plugins import declared
 from sigmasolver.recipes import Recipe
 from sigmasolver.runtime.parallel import World
 from sigmasolver.sampling import hashed_seed
+from sigmasolver.symmetries import symmetries_of
 from sigmasolver.train.capture import Capture
 from sigmasolver.train.objectives import Loss, build_loss, direct, frame_by_frame, pushforward, teacher_forced
 from sigmasolver.train.optimisers import build_optimiser, reads_tensor, set_rate, trainable_parameters
@@ -138,6 +139,8 @@ class Stepper:
         self._batches: Iterator[Pair] | None = None
         self._inputs: Any = None
         self._times: torch.Tensor | None = None
+        self._symmetries = symmetries_of(recipe.task).on(windows.grid) if train.augment else None
+        self._transforms: torch.Tensor | None = None
         self._captures: dict[int, Capture] = {}
         # Shared by all captures, because the allocator reuses freed blocks only within a stream.
         # The main stream of a captured step has priority over its side streams, which depend on it.
@@ -204,15 +207,20 @@ class Stepper:
 
         A captured step always reads the same memory, so new values are copied into it.
         """
+        share = self.execution.world.share
         if self.forecaster.time_scale is not None:
-            self._fetch_times(step)
+            self._times = self._on_device(self.windows.frame_times(share(self.members(step))), self._times)
+        if self._symmetries is not None:
+            generator = torch.Generator().manual_seed(hashed_seed(f"augment/{self.recipe.train.seed}/{step}"))
+            rows = self._symmetries.random(self.recipe.train.batch, generator)
+            self._transforms = self._on_device(share(rows), self._transforms)
         if self.windows.on_device is not None:
-            indices = self.execution.world.share(self.members(step))
+            indices = share(self.members(step))
             pinned = indices.clone().pin_memory() if self.device.type == "cuda" else indices
             new: Any = pinned.to(self.device, non_blocking=True)
         else:
             if self._batches is None:
-                shares = (self.execution.world.share(self.members(s)) for s in range(step, len(self.rates)))
+                shares = (share(self.members(s)) for s in range(step, len(self.rates)))
                 self._batches = prefetch(self.windows, shares, self.device)
             new = next(self._batches)
         if not self.execution.captured or self._inputs is None:
@@ -223,13 +231,10 @@ class Stepper:
             for buffer, values in zip(self._inputs, new, strict=True):
                 buffer.copy_(values)
 
-    def _fetch_times(self, step: int) -> None:
-        times = self.windows.frame_times(self.execution.world.share(self.members(step)))
-        new = (times.pin_memory() if self.device.type == "cuda" else times).to(self.device, non_blocking=True)
-        if self._times is None or not self.execution.captured:
-            self._times = new
-        else:
-            self._times.copy_(new)
+    def _on_device(self, values: torch.Tensor, buffer: torch.Tensor | None) -> torch.Tensor:
+        """The values on the device; in the memory of `buffer` if a captured step reads them there."""
+        new = (values.pin_memory() if self.device.type == "cuda" else values).to(self.device, non_blocking=True)
+        return new if buffer is None or not self.execution.captured else buffer.copy_(new)
 
     def _update(
         self, calls: int, passes: AbstractContextManager[None] | None = None, step: Callable[[], object] | None = None
@@ -252,6 +257,10 @@ class Stepper:
         train = self.recipe.train
         resident = self.windows.on_device is not None
         history, future = self.windows.batch(self._inputs) if resident else self._inputs
+        if self._symmetries is not None and self._transforms is not None:
+            inputs, targets = self.forecaster.inputs.fields, self.forecaster.targets.fields
+            history = self._symmetries.apply(history, inputs, self._transforms)
+            future = self._symmetries.apply(future, targets, self._transforms)
         if train.noise:
             history = _with_noise(history, self.forecaster.inputs, train.noise, self.recipe.task.mask_channel)
         parts = [(history, future, self._times)]

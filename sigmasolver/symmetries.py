@@ -1,0 +1,410 @@
+"""Symmetries of the benchmark tasks: maps of the box to itself that turn solutions into solutions.
+
+    (g u)(x) = R u(A x + s),    solution operator S:  S(g u) = g S(u)
+
+A is a signed permutation of the axes, s a shift. R acts on the fields: a scalar keeps its value, the vorticity of a
+plane flow is multiplied by det A, and the components of a velocity become A^T u. Translations along which the equation
+does not change are shifts of their own. Initial fields have the same distribution after g, so a transformed window is
+another sample of the data (training: `train.augment`), and a forecast of transformed frames, transformed back, is
+another forecast of the same flow (`forecast/symmetric.py`).
+
+A symmetry of a grid is a row (number of the isometry, number of steps along each translation) of integers, so a batch
+of them lies on the device and a captured step can read a new one each time. Frames are moved by one gather: values are
+not rounded.
+
+Letters: B batch, T frames, N points, d axes, q fields, K translations.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import torch
+
+from sigmasolver.plugins import Registry
+from sigmasolver.sampling import hashed_seed
+from sigmasolver.tasks import VELOCITY, Task, velocity_in
+
+__all__ = [
+    "SYMMETRIES",
+    "GridSymmetries",
+    "Isometry",
+    "SymmetryGroup",
+    "Translation",
+    "register_symmetries",
+    "symmetries_of",
+]
+
+PSEUDOSCALARS = ("vorticity",)
+"""Fields that change sign under a reflection of the plane."""
+Matrix = tuple[tuple[int, ...], ...]
+
+
+@dataclass(frozen=True)
+class Isometry:
+    """x -> A x + s."""
+
+    matrix: Matrix
+    """A: one 1 or -1 in each row and column."""
+    shift: tuple[float, ...] = ()
+    """s in sides of the box; empty: none."""
+
+
+@dataclass(frozen=True)
+class Translation:
+    """Shifts by multiples of a step."""
+
+    direction: tuple[int, ...]
+    """Steps along each axis."""
+    parts: int | None = None
+    """Steps in a side of the box; none: one for each grid point."""
+
+
+@dataclass(frozen=True)
+class SymmetryGroup:
+    """Isometries, the first of which is the identity, combined with translations.
+
+    Args:
+        isometries: one of each class of symmetries that differ by a translation.
+        translations: independent ones.
+        periodic: whether the box is periodic; otherwise its sides are exchanged by a reflection.
+
+    Example:
+        >>> from sigmasolver.symmetries import Isometry, SymmetryGroup, Translation
+        >>> channel = SymmetryGroup(  # periodic along x, mirrored across the centre line
+        ...     (Isometry(((1, 0), (0, 1))), Isometry(((1, 0), (0, -1)))), (Translation((1, 0)),), periodic=True
+        ... )
+        >>> len(channel.isometries)
+        2
+    """
+
+    isometries: tuple[Isometry, ...]
+    translations: tuple[Translation, ...] = ()
+    periodic: bool = False
+
+    def __post_init__(self) -> None:
+        axes = len(self.isometries[0].matrix) if self.isometries else 0
+        identity = tuple(tuple(int(a == b) for b in range(axes)) for a in range(axes))
+        if not axes or self.isometries[0] != Isometry(identity):
+            raise ValueError("The first isometry of a symmetry group must be the identity, without a shift.")
+        for isometry in self.isometries:
+            entries = [[abs(entry) for entry in line] for line in isometry.matrix]
+            if sorted(entries) != sorted([list(line) for line in identity]):
+                raise ValueError(
+                    f"The matrix {isometry.matrix} is not a signed permutation of {axes} axes: it needs one 1 or -1 in "
+                    "each row and column, and zeros elsewhere."
+                )
+            if isometry.shift and (len(isometry.shift) != axes or not self.periodic):
+                raise ValueError(
+                    f"The shift {isometry.shift} needs one number for each of {axes} axes of a periodic box."
+                )
+        for translation in self.translations:
+            if len(translation.direction) != axes or not self.periodic:
+                raise ValueError(
+                    f"The translation {translation.direction} needs one number for each of {axes} axes of a periodic "
+                    "box."
+                )
+
+    @property
+    def axes(self) -> int:
+        """Number of spatial axes."""
+        return len(self.isometries[0].matrix)
+
+    def on(self, grid: Sequence[int]) -> GridSymmetries:
+        """The symmetries of a grid; raises ValueError if the group does not map it to itself."""
+        return GridSymmetries(self, tuple(grid))
+
+
+class _Tables(NamedTuple):
+    """Isometries on one device, and their action on some fields."""
+
+    matrices: torch.Tensor
+    """A: (isometries, d, d)"""
+    offsets: torch.Tensor
+    """s in grid points: (isometries, d)"""
+    steps: torch.Tensor
+    """A step along each translation: (K, d)"""
+    channels: torch.Tensor
+    """Channel that each field is taken from: (isometries, q)"""
+    signs: torch.Tensor
+    """Its sign: (isometries, q)"""
+    channels_back: torch.Tensor
+    signs_back: torch.Tensor
+    """The same for the inverse."""
+
+
+@dataclass(frozen=True)
+class GridSymmetries:
+    """The symmetries of a group on a grid, as rows of 1 + K integers."""
+
+    group: SymmetryGroup
+    grid: tuple[int, ...]
+    _tables: dict[tuple[torch.device, tuple[str, ...]], _Tables] = field(
+        default_factory=dict, repr=False, compare=False
+    )
+
+    def __post_init__(self) -> None:
+        group, grid = self.group, self.grid
+        if len(grid) != group.axes:
+            raise ValueError(f"These symmetries are those of {group.axes} axes, but the grid has {len(grid)}.")
+        for isometry in group.isometries:
+            for points, line in zip(grid, isometry.matrix, strict=True):
+                other = grid[[abs(entry) for entry in line].index(1)]
+                if other != points:
+                    raise ValueError(
+                        f"A symmetry exchanges axes of {points} and {other} points; it needs as many points along both."
+                    )
+            self._offset(isometry)
+        for translation in group.translations:
+            self._step(translation)
+
+    def counts(self) -> list[int]:
+        """Number of different steps along each translation."""
+        moving = (
+            [points for points, steps in zip(self.grid, translation.direction, strict=True) if steps]
+            for translation in self.group.translations
+        )
+        return [
+            max(points) if translation.parts is None else translation.parts
+            for points, translation in zip(moving, self.group.translations, strict=True)
+        ]
+
+    def random(self, count: int, generator: torch.Generator) -> torch.Tensor:
+        """`count` uniformly drawn symmetries: int64 (count, 1 + K), on the CPU."""
+        sizes = (len(self.group.isometries), *self.counts())
+        return torch.stack([torch.randint(size, (count,), generator=generator) for size in sizes], dim=1)
+
+    def first(self, count: int) -> torch.Tensor:
+        """`count` different symmetries, always the same: the identity, then every isometry, then isometries with
+        random translations."""
+        isometries = len(self.group.isometries)
+        if count > isometries and not self.group.translations:
+            raise ValueError(f"There are only {isometries} symmetries, not {count}.")
+        rows = torch.zeros(min(count, isometries), 1 + len(self.group.translations), dtype=torch.int64)
+        rows[:, 0] = torch.arange(len(rows))
+        generator = torch.Generator().manual_seed(hashed_seed("symmetries"))
+        while len(rows) < count:
+            new = self.random(1, generator)
+            new[0, 0] = len(rows) % isometries
+            if not bool((rows == new).all(1).any()):
+                rows = torch.cat((rows, new))
+        return rows
+
+    def apply(self, frames: torch.Tensor, fields: tuple[str, ...], rows: torch.Tensor) -> torch.Tensor:
+        """g u for frames (B, T, *grid, q) and symmetries (B, 1 + K), one per sample."""
+        tables = self._on(rows.device, fields)
+        isometry = rows[:, 0]
+        offset = tables.offsets[isometry] + (rows[:, 1:, None] * tables.steps).sum(1)
+        return self._move(frames, tables.matrices[isometry], offset, tables.channels[isometry], tables.signs[isometry])
+
+    def undo(self, frames: torch.Tensor, fields: tuple[str, ...], rows: torch.Tensor) -> torch.Tensor:
+        """The inverse of `apply`."""
+        tables = self._on(rows.device, fields)
+        isometry = rows[:, 0]
+        offset = tables.offsets[isometry] + (rows[:, 1:, None] * tables.steps).sum(1)
+        inverse = tables.matrices[isometry].mT
+        back = -(inverse * offset[:, None]).sum(-1)
+        return self._move(frames, inverse, back, tables.channels_back[isometry], tables.signs_back[isometry])
+
+    def _on(self, device: torch.device, fields: tuple[str, ...]) -> _Tables:
+        """Tables of all isometries, kept for each device, because a captured step must not copy from the host."""
+        key = (device, fields)
+        if key not in self._tables:
+            isometries = self.group.isometries
+            matrices = torch.tensor([isometry.matrix for isometry in isometries])
+            offsets = torch.tensor([self._offset(isometry) for isometry in isometries])
+            steps = torch.tensor([self._step(translation) for translation in self.group.translations])
+            tables = (
+                matrices,
+                offsets,
+                steps.long().view(-1, len(self.grid)),
+                *_field_maps(fields, matrices),
+                *_field_maps(fields, matrices.mT),
+            )
+            self._tables[key] = _Tables(*(table.to(device) for table in tables))
+        return self._tables[key]
+
+    def _offset(self, isometry: Isometry) -> list[int]:
+        """s in grid points; a reflection of a box with sides takes the first point to the last one."""
+        if self.group.periodic:
+            shift = isometry.shift or (0.0,) * len(self.grid)
+            return [_whole(points, part) for points, part in zip(self.grid, shift, strict=True)]
+        return [points - 1 if -1 in line else 0 for points, line in zip(self.grid, isometry.matrix, strict=True)]
+
+    def _step(self, translation: Translation) -> list[int]:
+        """One step in grid points."""
+        if translation.parts is None:
+            return list(translation.direction)
+        return [
+            _whole(points, steps / translation.parts)
+            for points, steps in zip(self.grid, translation.direction, strict=True)
+        ]
+
+    def _move(
+        self,
+        frames: torch.Tensor,
+        matrix: torch.Tensor,
+        offset: torch.Tensor,
+        channels: torch.Tensor,
+        signs: torch.Tensor,
+    ) -> torch.Tensor:
+        """Signed values of frames (B, T, *grid, q) at the points A x + s and in other channels, by one gather."""
+        if frames.shape[2:-1] != self.grid:
+            raise ValueError(f"These are symmetries of the grid {self.grid}, got frames {tuple(frames.shape)}.")
+        lines = (torch.arange(points, device=frames.device) for points in self.grid)
+        points = torch.stack([axis.flatten() for axis in torch.meshgrid(*lines, indexing="ij")])  # (d, N)
+        source = torch.zeros((), dtype=torch.int64, device=frames.device)
+        for axis, size in enumerate(self.grid):
+            along = (matrix[:, axis, :, None] * points).sum(1) + offset[:, axis, None]
+            source = source * size + (along.remainder(size) if self.group.periodic else along)
+        index = source[:, :, None] * frames.shape[-1] + channels[:, None]  # (B, N, q)
+        flat = frames.flatten(2)
+        moved = flat.gather(2, index.flatten(1)[:, None].expand_as(flat)).view(frames.shape)
+        return moved * signs.to(moved.dtype).view(len(signs), *(1,) * (frames.ndim - 2), -1)
+
+
+def _field_maps(fields: tuple[str, ...], matrix: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Source channel and sign of each field for matrices (n, d, d): int64 (n, q)."""
+    components = [fields.index(name) for name in VELOCITY if name in fields]
+    if (components and len(components) != matrix.shape[-1]) or (velocity_in(fields) and not components):
+        raise ValueError(
+            f"A symmetry transforms the components of a velocity together, named {', '.join(VELOCITY)} along the "
+            f"first, second and third axis; the fields are {', '.join(fields)}."
+        )
+    channels = torch.arange(len(fields)).repeat(len(matrix), 1)
+    signs = torch.ones_like(channels)
+    for name in PSEUDOSCALARS:
+        if name in fields and matrix.shape[-1] == 2:
+            signs[:, fields.index(name)] = matrix[:, 0, 0] * matrix[:, 1, 1] - matrix[:, 0, 1] * matrix[:, 1, 0]
+    if components:
+        # A^T u: component k of the result is the component a for which A[a, k] is not zero.
+        source = (matrix.abs() * torch.arange(len(components))[:, None]).sum(1)
+        channels[:, components] = torch.tensor(components)[source]
+        signs[:, components] = matrix.sum(1)
+    return channels, signs
+
+
+def _whole(points: int, part: float) -> int:
+    """`part` of a side in grid points."""
+    shift = points * part
+    if abs(shift - round(shift)) > 1e-6:
+        raise ValueError(
+            f"A symmetry shifts by {part:.4g} of a side, which is not a whole number of its {points} grid points; use "
+            "another grid."
+        )
+    return round(shift)
+
+
+def _signed_permutations(axes: int) -> tuple[Isometry, ...]:
+    """All isometries of a square or a cube, the identity first."""
+    return tuple(
+        Isometry(
+            tuple(
+                tuple(sign * (column == source) for column in range(axes))
+                for source, sign in zip(order, signs, strict=True)
+            )
+        )
+        for order in itertools.permutations(range(axes))
+        for signs in itertools.product((1, -1), repeat=axes)
+    )
+
+
+IDENTITY = ((1, 0), (0, 1))
+HALF_TURN = ((-1, 0), (0, -1))
+
+
+def _kolmogorov(waves: int) -> SymmetryGroup:
+    """Flow on a torus driven by cos(2π waves y) in the vorticity equation: a reflection changes the sign of the
+    vorticity, and a shift by half a wave that of the forcing."""
+    half_wave = (0.0, 0.5 / waves)
+    return SymmetryGroup(
+        (
+            Isometry(IDENTITY),
+            Isometry(HALF_TURN),
+            Isometry(((-1, 0), (0, 1)), half_wave),
+            Isometry(((1, 0), (0, -1)), half_wave),
+        ),
+        (Translation((1, 0)), Translation((0, 1), waves)),
+        periodic=True,
+    )
+
+
+DIAGONAL = SymmetryGroup(
+    (
+        Isometry(IDENTITY),
+        Isometry(HALF_TURN, (0.25, 0.0)),
+        Isometry(((0, 1), (1, 0)), (0.5, 0.0)),
+        Isometry(((0, -1), (-1, 0)), (0.75, 0.0)),
+    ),
+    (Translation((1, -1)),),
+    periodic=True,
+)
+"""NS2D, driven by cos(2πz) + sin(2πz) with z = x + y: the same for 1/4 - z, and the opposite for z + 1/2."""
+
+
+def _check_group(name: str, group: Any) -> SymmetryGroup:
+    if not isinstance(group, SymmetryGroup):
+        raise ValueError(f'The symmetries "{name}" must be a SymmetryGroup, not {type(group).__name__}.')
+    return group
+
+
+SYMMETRIES: Registry[SymmetryGroup] = Registry(
+    "symmetry group",
+    {
+        "square": SymmetryGroup(_signed_permutations(2)),
+        "periodic-cube": SymmetryGroup(
+            _signed_permutations(3),
+            (Translation((1, 0, 0)), Translation((0, 1, 0)), Translation((0, 0, 1))),
+            periodic=True,
+        ),
+        "upright-box": SymmetryGroup(
+            (Isometry(((1, 0, 0), (0, 1, 0), (0, 0, 1))), Isometry(((0, 1, 0), (1, 0, 0), (0, 0, 1))))
+        ),
+        "kolmogorov-4": _kolmogorov(4),
+        "kolmogorov-8": _kolmogorov(8),
+        "diagonal-forcing": DIAGONAL,
+    },
+    "sigmasolver.symmetries",
+    _check_group,
+    "sigmasolver.symmetries.register_symmetries",
+)
+"""By name. The box of smoke is only mirrored across its diagonal, because its velocity lies on lower faces."""
+OF_BENCHMARKS = {
+    "darcy": "square",
+    "ns2d": "diagonal-forcing",
+    "kf2d": "kolmogorov-8",
+    "it3d": "periodic-cube",
+    "smoke3d": "upright-box",
+}
+
+
+def register_symmetries(name: str, group: SymmetryGroup) -> None:
+    """Register the symmetries of your own task by name, for use as `task.symmetries` in recipes.
+
+    Args:
+        name: letters, digits, dots, hyphens and underscores; it must not be taken.
+        group: symmetries of the equation, its parameters, its boundary conditions and the distribution of the data.
+
+    Example:
+        >>> import sigmasolver
+        >>> from sigmasolver.symmetries import Isometry, SymmetryGroup, register_symmetries
+        >>> mirror = SymmetryGroup((Isometry(((1, 0), (0, 1))), Isometry(((1, 0), (0, -1)))))
+        >>> register_symmetries("mirror-y", mirror)
+        >>> sigmasolver.recipe_of("darcy", settings=["task.symmetries=mirror-y"]).task.symmetries
+        'mirror-y'
+    """
+    SYMMETRIES.register(name, group)
+
+
+def symmetries_of(task: Task) -> SymmetryGroup:
+    """The symmetries of a task; raises ValueError if none are known."""
+    name = task.symmetries or OF_BENCHMARKS.get(task.name)
+    if name is None:
+        raise ValueError(
+            f"No symmetries of the task {task.name} are known; set task.symmetries to one of "
+            f"{', '.join(SYMMETRIES.names())}, or to your own (register_symmetries)."
+        )
+    return SYMMETRIES.find(name)

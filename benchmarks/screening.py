@@ -1,13 +1,15 @@
-"""Which settings matter for the error on Kolmogorov flow: one factor at a time, at a size for a CPU.
+"""Which settings matter for the error: one factor at a time, at a size for a CPU.
 
-    python benchmarks/screening.py --work SCRATCH --out results/screening.jsonl
-    python benchmarks/screening.py --work SCRATCH --table results/screening.jsonl
+    python benchmarks/screening.py kolmogorov --work SCRATCH --out results/screening.jsonl
+    python benchmarks/screening.py darcy --work SCRATCH --out results/screening_darcy.jsonl
+    python benchmarks/screening.py kolmogorov --table results/screening.jsonl
 
-Transolver-σ is trained on small flows (Reynolds number 250 on 32²) with the protocol and the settings of `kf2d`: ten
-frames in, blocks of four, sixteen forecast. Each factor changes one setting: those of `suite factors` that make sense
-here, and others that would be expensive to screen at full size: initialisation, normaliser, pushforward, and the
-data themselves (integrator, resolution, spin-up, frame spacing), where training and test flows change together. Rows
-are relative L2 errors on the test flows: all frames, first lead, last lead. Finished trainings are not repeated.
+Transolver-σ is trained with the protocol and the settings of the paper, on small flows (Reynolds number 250 on 32²; ten
+frames in, blocks of four, sixteen forecast) or on few Darcy cases (43²). Each factor changes one setting: those of
+`suite factors` that make sense here, and others that would be expensive to screen at full size: initialisation,
+normaliser, pushforward, augmentation by symmetries, and the data themselves (integrator, resolution, spin-up, frame
+spacing), where training and test flows change together. Rows are relative L2 errors on the test split: all frames and,
+of flows, the first and the last lead; of Darcy also on the training split. Finished trainings are not repeated.
 `--updates` trains longer, since a setting that helps a short training may not help a long one.
 """
 
@@ -25,25 +27,23 @@ import torch
 from measure import append_rows
 from torch import nn
 
-from sigmasolver.evaluate import evaluate_run
+from sigmasolver.evaluate import Request, evaluate_run
 from sigmasolver.models import SolverConfig, list_models, register_model
 from sigmasolver.models.spectral import SpectralOperator
 from sigmasolver.models.variants import build_solver
 from sigmasolver.recipes import ModelRecipe, Recipe, changed, recipe_of
 from sigmasolver.recipes.suites import FACTORS as SUITE_FACTORS
+from sigmasolver.report.study import TRIVIAL_BASELINES
 from sigmasolver.runs import Run
+from sigmasolver.settings import lookup
+from sigmasolver.simulate.darcy import Darcy
 from sigmasolver.simulate.generate import generate
+from sigmasolver.simulate.simulator import Simulator
 from sigmasolver.simulate.vorticity import DEMO
 from sigmasolver.tasks import Task
 from sigmasolver.train.job import train_run
 
 LARGE = SUITE_FACTORS["kf2d"]
-UPDATES, FLOWS, TEST = 3000, 60, 10
-FLOW = replace(DEMO, frames=60)
-TASK = Task(
-    "kolmogorov", ("vorticity",), ("vorticity",), (32, 32), 10, 4, 16, FLOWS - TEST, TEST, "temporal", space_stride=2
-)
-MODEL = ModelRecipe("transolver-sigma", width=32, depth=4, heads=4, slices=16, modes=8)
 
 
 @dataclass(frozen=True)
@@ -58,8 +58,9 @@ class Factor:
 
 
 PUSHFORWARD = ("train.objective=pushforward", "train.calls=2", "train.push_every=2")  # in the second half
+AUGMENT = ("train.augment=true",)
 IMPROVED = LARGE["circular"] + LARGE["clip-1"]
-FACTORS = {
+FLOW_FACTORS = {
     **{name: Factor(settings) for name, settings in LARGE.items() if name not in ("tf32", "float32", "ema")},
     "circular-clip-1": Factor(IMPROVED),
     "circular-clip-1-peak-2e-3": Factor(IMPROVED + LARGE["peak-2e-3"]),
@@ -77,10 +78,67 @@ FACTORS = {
     "finer-grid": Factor(flow={"grid": 256, "step": 1 / 384}),
     "long-spin-up": Factor(flow={"burn_in": 6.0}),
     "half-spacing": Factor(flow={"interval": 1 / 16}),
+    "augment": Factor(AUGMENT),
+    "circular-clip-1-peak-4e-3-augment": Factor((*IMPROVED, "train.lr=4e-3", *AUGMENT)),
+}
+DARCY_FACTORS = {
+    **{name: Factor(settings) for name, settings in SUITE_FACTORS["darcy"].items() if name != "tf32"},
+    "augment": Factor(AUGMENT),
+    "peak-2e-3-augment": Factor((*SUITE_FACTORS["darcy"]["peak-2e-3"], *AUGMENT)),
+    "muon-augment": Factor((*SUITE_FACTORS["darcy"]["muon"], *AUGMENT)),
+    "dropout-0.1": Factor(("model.options.dropout=0.1",)),
+    "decay-1e-2": Factor(("train.weight_decay=1e-2",)),
+    "twice-the-cases": Factor(("task.train=400",)),
+    "four-times-the-cases": Factor(("task.train=800",)),
 }
 
 
-def with_initial_weights(name: str, factor: Factor) -> ModelRecipe:
+@dataclass(frozen=True)
+class System:
+    """A small version of a task of the paper."""
+
+    paper: str
+    """Task whose training settings are used."""
+    task: Task
+    flow: Simulator
+    trajectories: int
+    model: ModelRecipe
+    updates: int
+    factors: dict[str, Factor]
+    errors: dict[str, tuple[str, int | None]]
+    """Columns of the table: split and lead (None: all frames); the last one is compared."""
+
+
+FLOWS = System(
+    "kf2d",
+    Task(
+        "kolmogorov", ("vorticity",), ("vorticity",), (32, 32), 10, 4, 16, 50, 10, "temporal", space_stride=2,
+        symmetries="kolmogorov-4",
+    ),
+    replace(DEMO, frames=60),
+    60,
+    ModelRecipe("transolver-sigma", width=32, depth=4, heads=4, slices=16, modes=8),
+    3000,
+    FLOW_FACTORS,
+    {"lead 1": ("test", 1), "lead 16": ("test", 16), "whole horizon": ("test", None)},
+)  # fmt: skip
+DARCY = System(
+    "darcy",
+    Task(
+        "darcy-43", ("coefficient",), ("pressure",), (43, 43), 1, 1, 1, 200, 200, "scalar", space_stride=2, steady=True,
+        symmetries="square",
+    ),
+    Darcy(grid=85),
+    1000,
+    ModelRecipe("transolver-sigma", width=32, depth=4, heads=4, slices=16, modes=4),
+    10_000,
+    DARCY_FACTORS,
+    {"training split": ("train", None), "test split": ("test", None)},
+)  # fmt: skip
+SYSTEMS = {"kolmogorov": FLOWS, "darcy": DARCY}
+
+
+def with_initial_weights(name: str, factor: Factor, usual: ModelRecipe) -> ModelRecipe:
     """Transolver-σ with other initial weights, as a model of its own."""
 
     def build(config: SolverConfig) -> nn.Module:
@@ -95,60 +153,75 @@ def with_initial_weights(name: str, factor: Factor) -> ModelRecipe:
 
     if name not in list_models():  # by an earlier seed
         register_model(name, build)
-    return replace(MODEL, name=name)
+    return replace(usual, name=name)
 
 
-def train(name: str, factor: Factor, seed: int, updates: int, work: Path) -> list[dict[str, object]]:
+def train(system: System, name: str, seed: int, updates: int, work: Path) -> list[dict[str, object]]:
     """Train and evaluate one factor with one seed; return its rows."""
-    flow = replace(FLOW, **factor.flow)  # type: ignore[arg-type]
-    data = work / f"{name if factor.flow else 'flow'}.h5"
-    generate(flow, FLOWS, 0, data)
-    usual = recipe_of("kf2d").train
+    factor = system.factors[name]
+    flow = replace(system.flow, **factor.flow)  # type: ignore[type-var]
+    data = work / f"{name if factor.flow else system.task.name}.h5"
+    generate(flow, system.trajectories, 0, data)
     same = factor.linear is None and factor.spectral is None
-    model = MODEL if same else with_initial_weights(name, factor)
-    recipe = changed(Recipe(TASK, model, replace(usual, updates=updates, checks=0, seed=seed)), factor.settings)
+    model = system.model if same else with_initial_weights(name, factor, system.model)
+    usual = replace(recipe_of(system.paper).train, updates=updates, checks=0, seed=seed)
+    recipe = changed(Recipe(system.task, model, usual), factor.settings)
     if recipe.train.objective == "pushforward":
         recipe = changed(recipe, f"train.push_after={updates // 2}")
-    run = Run(work / f"{name}-{updates}-{seed}")
+    run = Run(work / f"{system.task.name}-{name}-{updates}-{seed}")
     train_run(recipe, data, run)
+    rows = [row for split in ("train", "test") for row in measure(system, run, split)]
+    return [{"benchmark": "screening", "factor": name, **{key: row[key] for key in KEYS}} for row in rows]
+
+
+def measure(system: System, run: Run, split: str) -> list[dict[str, object]]:
+    """The errors of this split that the table shows."""
+    leads = {lead for part, lead in system.errors.values() if part == split}
+    if not leads:
+        return []
+    rows = evaluate_run(run, Request(split=split))
     return [
-        {"benchmark": "screening", "factor": name, **{key: row[key] for key in KEYS}}
-        for row in evaluate_run(run)
-        if row["metric"] == "relative_l2" or (row["metric"] == "relative_l2_lead" and row["lead"] in (1, TASK.horizon))
+        row
+        for row in rows
+        if row["metric"] in ("relative_l2", "relative_l2_lead")
+        and row["lead"] in leads
+        and (row["lead"] is None) == (row["metric"] == "relative_l2")
     ]
 
 
 KEYS = (
-    "model", "seed", "metric", "lead", "value", "windows", "step", "data", "weights", "precision", "commit", "package",
-    "machine", "torch", "date",
+    "model", "seed", "metric", "lead", "value", "part", "windows", "step", "data", "weights", "precision", "commit",
+    "package", "machine", "torch", "date",
 )  # fmt: skip
 
 
-def table(path: Path) -> str:
+def table(system: System, path: Path) -> str:
     """Markdown table of the mean errors in per cent, and of the change of each seed against the first
     factor, by number of updates."""
     rows = [json.loads(line) for line in path.read_text().splitlines()]
     lines = [
-        "| updates | factor | seeds | lead 1 | lead 16 | whole horizon | change |",
-        "|--:|---|--:|--:|--:|--:|--:|",
+        f"| updates | factor | seeds | {' | '.join(system.errors)} | change |",
+        f"|--:|---|--:|{'--:|' * len(system.errors)}--:|",
     ]
     errors = {
-        (row["step"], row["factor"], row["lead"], row["seed"]): row["value"]
+        (row["step"], row["factor"], row.get("part", "test"), row["lead"], row["seed"]): row["value"]
         for row in rows
-        if row["model"] != "persistence"
+        if row["model"] not in TRIVIAL_BASELINES
     }
+    *_, compared = system.errors.values()
     for updates in sorted({key[0] for key in errors}):
-        present = [name for name in FACTORS if any(key[:2] == (updates, name) for key in errors)]
+        present = [name for name in system.factors if any(key[:2] == (updates, name) for key in errors)]
         base, *others = present
         for name in (base, *others):
-            seeds = sorted({key[3] for key in errors if key[:2] == (updates, name)})
+            seeds = sorted({key[-1] for key in errors if key[:2] == (updates, name)})
             means = [
-                100 * statistics.fmean(errors[updates, name, lead, seed] for seed in seeds) for lead in (1, 16, None)
+                100 * statistics.fmean(errors[(updates, name, *column, seed)] for seed in seeds)
+                for column in system.errors.values()
             ]
             changes = [
-                100 * (errors[updates, name, None, seed] / errors[updates, base, None, seed] - 1)
+                100 * (errors[(updates, name, *compared, seed)] / errors[(updates, base, *compared, seed)] - 1)
                 for seed in seeds
-                if (updates, base, None, seed) in errors
+                if (updates, base, *compared, seed) in errors
             ]
             change = "–" if name == base else ", ".join(f"{change:+.1f} %" for change in changes)
             cells = (f"{updates:,}", name, str(len(seeds)), *(f"{mean:.3g}" for mean in means), change)
@@ -158,27 +231,31 @@ def table(path: Path) -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--work", type=Path, default=Path("."), help="folder for flows and runs")
+    parser.add_argument("system", choices=list(SYSTEMS))
+    parser.add_argument("--work", type=Path, default=Path("."), help="folder for data and runs")
     parser.add_argument("--seeds", type=int, nargs="*", default=[42, 43])
-    parser.add_argument("--updates", type=int, default=UPDATES)
-    parser.add_argument("--only", nargs="*", default=list(FACTORS), choices=list(FACTORS), metavar="FACTOR")
+    parser.add_argument("--updates", type=int, help="default: 3,000 for flows, 10,000 for Darcy")
+    parser.add_argument("--only", nargs="*", metavar="FACTOR")
     parser.add_argument("--out", type=Path)
     parser.add_argument("--table", type=Path, help="print the table of a file of results, and do nothing else")
     args = parser.parse_args()
+    system = SYSTEMS[args.system]
     if args.table:
-        print(table(args.table))
+        print(table(system, args.table))
         return
+    for name in args.only or ():
+        lookup(system.factors, name, "factor")
     torch.set_num_threads(1)
     for seed in args.seeds:
-        for name in args.only:
-            rows = train(name, FACTORS[name], seed, args.updates, args.work)
+        for name in args.only or system.factors:
+            rows = train(system, name, seed, args.updates or system.updates, args.work)
             print(
                 name,
                 seed,
                 *(
-                    f"{row['lead'] or 'all'}: {100 * float(str(row['value'])):.3g} %"
+                    f"{row['part']}, {row['lead'] or 'all'}: {100 * float(str(row['value'])):.3g} %"
                     for row in rows
-                    if row["model"] != "persistence"
+                    if row["model"] not in TRIVIAL_BASELINES
                 ),
                 flush=True,
             )

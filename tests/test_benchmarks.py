@@ -251,32 +251,54 @@ def test_sampling_error_benchmark(script, tmp_path, capsys):
         benchmark.rows_for("darcy", tmp_path / "seen.h5", None, cpu)
 
 
-def test_screening_benchmark(script, monkeypatch, tmp_path):
+def test_screening_benchmark(script, tmp_path):
     screening = script("screening")
-    task = replace(screening.TASK, grid=(16, 16), train=2, test=1)
-    monkeypatch.setattr(screening, "TASK", task)
-    monkeypatch.setattr(screening, "FLOW", replace(screening.FLOW, grid=32, stored=32, frames=30, step=1 / 96))
-    monkeypatch.setattr(screening, "FLOWS", 3)
-    rows = [
-        row
-        for name in ("base", "clip-1", "half-spacing", "pushforward")
-        for row in screening.train(name, screening.FACTORS[name], 42, 2, tmp_path)
-    ]
+    flows = replace(
+        screening.FLOWS,
+        task=replace(screening.FLOWS.task, grid=(16, 16), train=2, test=1),
+        flow=replace(screening.FLOWS.flow, grid=32, stored=32, frames=30, step=1 / 96),
+        trajectories=3,
+    )
+    names = ("base", "clip-1", "half-spacing", "pushforward", "augment")
+    rows = [row for name in names for row in screening.train(flows, name, 42, 2, tmp_path)]
     base, clipped, other_flow = ([row for row in rows[i : i + 6] if row["model"] != "persistence"] for i in (0, 6, 12))
     assert [row["lead"] for row in base] == [None, 1, 16] and {row["step"] for row in rows} == {2}
     assert base[0]["data"] == clipped[0]["data"] != other_flow[0]["data"]
-    assert load_recipe(Run(tmp_path / "pushforward-2-42")).train.push_after == 1
+    assert load_recipe(Run(tmp_path / "kolmogorov-pushforward-2-42")).train.push_after == 1
+    assert rows[-4]["factor"] == "augment" and rows[-6]["value"] != base[0]["value"]
     path = tmp_path / "rows.jsonl"
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
     change = 100 * (clipped[0]["value"] / base[0]["value"] - 1)
-    lines = screening.table(path).splitlines()
+    lines = screening.table(flows, path).splitlines()
     assert lines[2].startswith("| 2 | base | 1 |") and lines[2].endswith("| – |")
     assert lines[3].startswith(f"| 2 | clip-1 | 1 | {100 * clipped[1]['value']:.3g} |")
     assert lines[3].endswith(f"| {change:+.1f} % |")
 
 
-def test_table_of_the_screening_is_up_to_date(script):
-    table = script("screening").table(FOLDER.parent / "results" / "screening.jsonl")
+def test_screening_of_darcy_measures_both_splits(script, tmp_path):
+    screening = script("screening")
+    darcy = replace(
+        screening.DARCY,
+        task=replace(screening.DARCY.task, grid=(11, 11), train=6, test=3),
+        flow=replace(screening.DARCY.flow, grid=21),
+        trajectories=9,
+    )
+    rows = [row for name in ("base", "augment") for row in screening.train(darcy, name, 42, 3, tmp_path)]
+    models = [row for row in rows if row["model"] != "training-mean"]
+    assert [(row["part"], row["windows"]) for row in models] == [("train", 6), ("test", 3)] * 2
+    assert len({row["value"] for row in models}) == 4
+    path = tmp_path / "rows.jsonl"
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    change = 100 * (models[3]["value"] / models[1]["value"] - 1)
+    errors = " | ".join(f"{100 * row['value']:.3g}" for row in models[2:])
+    assert screening.table(darcy, path).splitlines()[3] == f"| 3 | augment | 1 | {errors} | {change:+.1f} % |"
+
+
+@pytest.mark.parametrize("system", ["kolmogorov", "darcy"])
+def test_table_of_the_screening_is_up_to_date(script, system):
+    screening = script("screening")
+    name = {"kolmogorov": "screening", "darcy": "screening_darcy"}[system]
+    table = screening.table(screening.SYSTEMS[system], FOLDER.parent / "results" / f"{name}.jsonl")
     assert table in (FOLDER.parent / "docs" / "study.md").read_text()
 
 
@@ -285,11 +307,12 @@ def test_screening_initial_weights(script, name):
     """Only the weights in question are drawn again, with the stated deviation."""
     screening, parameters = script("screening"), []
     with forgotten():
-        for index, factor in enumerate((screening.Factor(), screening.FACTORS[name])):
-            model = screening.with_initial_weights(f"{name}-{index}", factor)
-            assert screening.with_initial_weights(f"{name}-{index}", factor) == model, "for the next seed"
+        for index, factor in enumerate((screening.Factor(), screening.FLOWS.factors[name])):
+            usual = screening.FLOWS.model
+            model = screening.with_initial_weights(f"{name}-{index}", factor, usual)
+            assert screening.with_initial_weights(f"{name}-{index}", factor, usual) == model, "for the next seed"
             torch.manual_seed(0)
-            parameters.append(dict(build_solver(model.name, model.config(screening.TASK)).named_parameters()))
+            parameters.append(dict(build_solver(model.name, model.config(screening.FLOWS.task)).named_parameters()))
     changed_names = {key for key in parameters[0] if not torch.equal(parameters[0][key], parameters[1][key])}
     matrices = {key for key, weight in parameters[0].items() if key.endswith("weight") and weight.ndim == 2}
     spectral = {key for key, weight in parameters[0].items() if weight.shape[-1] == 2 and weight.ndim == 4}

@@ -43,7 +43,7 @@ from sigmasolver.simulate.vorticity import DEMO
 from sigmasolver.tasks import Task
 from sigmasolver.train.job import train_run
 
-LARGE = SUITE_FACTORS["kf2d"]
+LARGE, CASES = SUITE_FACTORS["kf2d"], SUITE_FACTORS["darcy"]
 
 
 @dataclass(frozen=True)
@@ -58,7 +58,6 @@ class Factor:
 
 
 PUSHFORWARD = ("train.objective=pushforward", "train.calls=2", "train.push_every=2")  # in the second half
-AUGMENT = ("train.augment=true",)
 IMPROVED = LARGE["circular"] + LARGE["clip-1"]
 FLOW_FACTORS = {
     **{name: Factor(settings) for name, settings in LARGE.items() if name not in ("tf32", "float32", "ema")},
@@ -78,14 +77,12 @@ FLOW_FACTORS = {
     "finer-grid": Factor(flow={"grid": 256, "step": 1 / 384}),
     "long-spin-up": Factor(flow={"burn_in": 6.0}),
     "half-spacing": Factor(flow={"interval": 1 / 16}),
-    "augment": Factor(AUGMENT),
-    "circular-clip-1-peak-4e-3-augment": Factor((*IMPROVED, "train.lr=4e-3", *AUGMENT)),
+    "circular-clip-1-peak-4e-3-augment": Factor((*IMPROVED, "train.lr=4e-3", *LARGE["augment"])),
 }
 DARCY_FACTORS = {
-    **{name: Factor(settings) for name, settings in SUITE_FACTORS["darcy"].items() if name != "tf32"},
-    "augment": Factor(AUGMENT),
-    "peak-2e-3-augment": Factor((*SUITE_FACTORS["darcy"]["peak-2e-3"], *AUGMENT)),
-    "muon-augment": Factor((*SUITE_FACTORS["darcy"]["muon"], *AUGMENT)),
+    **{name: Factor(settings) for name, settings in CASES.items() if name != "tf32"},
+    "peak-2e-3-augment": Factor(CASES["peak-2e-3"] + CASES["augment"]),
+    "muon-augment": Factor(CASES["muon"] + CASES["augment"]),
     "dropout-0.1": Factor(("model.options.dropout=0.1",)),
     "decay-1e-2": Factor(("train.weight_decay=1e-2",)),
     "twice-the-cases": Factor(("task.train=400",)),

@@ -279,7 +279,7 @@ def test_screening_of_darcy_measures_both_splits(script, tmp_path):
     screening = script("screening")
     darcy = replace(
         screening.DARCY,
-        task=replace(screening.DARCY.task, grid=(11, 11), train=6, test=3),
+        task=replace(screening.DARCY.task, grid=(11, 11), train=6, test=3, space_stride=2),
         flow=replace(screening.DARCY.flow, grid=21),
         trajectories=9,
     )

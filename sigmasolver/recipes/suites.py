@@ -133,6 +133,7 @@ def _ledger() -> dict[str, Recipe]:
     reduced = ("task.train=100", "task.test=20", "train.updates=2500")
     return {
         **runs("darcy", ["transolver-sigma"], seeds=SEEDS),
+        **runs("darcy", ["transolver-sigma"], "augment", FACTORS["darcy"]["augment"]),
         **runs("darcy", [*COUNTERPARTS, *CALIBRATION, "transolver", "linearno", "ffno"]),
         **runs("kf2d", CALIBRATION),
         **{
@@ -150,6 +151,7 @@ def _ledger() -> dict[str, Recipe]:
         ),
         **runs("kf2d", ["transolver-sigma"]),
         **runs("ns2d", with_counterparts, "25-epochs", ("train.epochs=25",)),
+        **runs("ns2d", ["transolver-sigma"], "augment-25-epochs", ("train.epochs=25", "train.augment=true")),
         **runs("ns2d", [*ABLATIONS, *SLICE_UPDATES], "10-epochs", ("train.epochs=10",)),
         **runs("ns2d", ["transolver-sigma"], "200-epochs", ("train.epochs=200",)),
         **runs("ns2d", ["transolver-sigma"]),
@@ -173,6 +175,7 @@ FACTORS: dict[str, dict[str, tuple[str, ...]]] = {
         "ema": ("train.ema=0.999",),
         "float32": ("train.precision=float32",),
         "muon": ("train.optimiser=muon",),
+        "augment": ("train.augment=true",),
     },
     "darcy": {
         "base": (),
@@ -183,6 +186,7 @@ FACTORS: dict[str, dict[str, tuple[str, ...]]] = {
         "derivative-0": ("train.derivative=0.0",),
         "ema": ("train.ema=0.999",),
         "muon": ("train.optimiser=muon",),
+        "augment": ("train.augment=true",),
     },
 }
 """Settings that may affect the error, one factor each; "base" is the row of the ledger. On KF2D, "released" has the

@@ -15,22 +15,25 @@ from sigmasolver.data.header import Header
 from sigmasolver.data.layout import Layout
 from sigmasolver.data.store import Writer, open_store
 from sigmasolver.diagnose.run import diagnose_run
-from sigmasolver.evaluate import Request, evaluate_run, metrics
+from sigmasolver.evaluate import Request, evaluate_run, metrics, records_of_test_part
 from sigmasolver.forecast.checkpoint import load, not_compared
+from sigmasolver.forecast.symmetric import symmetric_rollout
 from sigmasolver.models import Options, count_parameters
 from sigmasolver.recipes import ModelRecipe, Recipe, TrainRecipe
 from sigmasolver.report.rows import with_unique_names
+from sigmasolver.report.sample import sample_of
 from sigmasolver.report.tables import comparison
 from sigmasolver.runs import Run, read_rows, replace_rows
 from sigmasolver.simulate.fixtures.hdf5_sets import write_pdebench
 from sigmasolver.simulate.generate import generate
 from sigmasolver.simulate.vorticity import DEMO
+from sigmasolver.symmetries import SYMMETRIES
 from sigmasolver.tasks import Task
 from sigmasolver.train.infer_recipe import UserChoices, infer_recipe
 from sigmasolver.train.job import resume_run, train_run
 
 FLOW = replace(DEMO, grid=32, stored=16, step=1 / 64, burn_in=1.0, frames=8)
-TASK = Task("tiny", ("vorticity",), ("vorticity",), (16, 16), 2, 1, 3, 6, 2, "channel")
+TASK = Task("tiny", ("vorticity",), ("vorticity",), (16, 16), 2, 1, 3, 6, 2, "channel", symmetries="kolmogorov-4")
 MODEL = ModelRecipe(width=16, depth=1, heads=2, slices=4, modes=3, options=Options(dropout=0.1))
 RECIPE = Recipe(TASK, MODEL, TrainRecipe(updates=12, batch=4, seed=3, checks=1))
 TIDY = {"task", "run", "model", "seed", "metric", "field", "lead", "value", "commit", "machine", "precision", "data",
@@ -705,8 +708,41 @@ def test_records_of_different_precisions_coexist(run):
     assert [row[0] for row in table.rows] == ["transolver-sigma, float32", "transolver-sigma, bf16", "persistence"]
 
 
+def test_average_over_symmetries_is_evaluated_and_recorded_by_itself(run, raw):
+    usual, averaged = (evaluate_run(run, Request(symmetries=number)) for number in (1, 5))
+    assert read_rows(run.records) == [*usual, *averaged]
+    assert {row["symmetries"] for row in usual} == {1} and {row["symmetries"] for row in averaged} == {5}
+    assert evaluate_run(run, Request(symmetries=5)) == averaged and evaluate_run(run) == usual
+    forecaster, errors = load(run.path), []
+    for trajectory in raw[6:]:
+        for start in range(4):
+            history = torch.from_numpy(trajectory[None, start : start + 2]).float()
+            truth = torch.from_numpy(trajectory[start + 2 : start + 5])
+            mean = symmetric_rollout(forecaster, history, 3, SYMMETRIES["kolmogorov-4"], 5).mean.frames[0].double()
+            errors.append(float((mean - truth).norm() / truth.norm()))
+    assert value(averaged, "relative_l2", "transolver-sigma") == pytest.approx(np.mean(errors), rel=1e-5)
+    assert value(averaged, "relative_l2", "transolver-sigma") != value(usual, "relative_l2", "transolver-sigma")
+    assert value(averaged, "relative_l2") == value(usual, "relative_l2"), "the baseline is not averaged"
+    table = comparison(with_unique_names(read_rows(run.records)))
+    names = [f"transolver-sigma, mean over {number} symmetries" for number in (1, 5)]
+    assert [row[0] for row in table.rows] == [*names, "persistence"]
+    assert "mean over 5 symmetries" in sample_of(averaged) and "symmetries" not in sample_of(usual)
+    assert records_of_test_part(run, RECIPE) == usual
+
+
+def test_unsuitable_symmetries_are_refused(run, trained):
+    with pytest.raises(ValueError, match="averaged over symmetries; omit the protocol"):
+        Request(symmetries=2, protocol="teacher-forced")
+    with pytest.raises(ValueError, match="symmetries is 0; it must be at least 1"):
+        Request(symmetries=0)
+    with pytest.raises(ValueError, match="not a whole number of its 4 grid points"):
+        evaluate_run(run, Request(symmetries=2, grid=(4, 4)))
+    assert not run.records.exists()
+
+
 def test_records_without_a_precision_are_float32(run):
-    rows = [{key: entry for key, entry in row.items() if key != "forecast_precision"} for row in evaluate_run(run)]
+    later = ("forecast_precision", "symmetries")
+    rows = [{key: entry for key, entry in row.items() if key not in later} for row in evaluate_run(run)]
     replace_rows(run.records, rows)
     assert evaluate_run(run) == rows == read_rows(run.records)
     bf16 = evaluate_run(run, Request(precision="bf16"))

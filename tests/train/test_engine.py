@@ -20,8 +20,10 @@ from sigmasolver.recipes import ModelRecipe, Recipe, TrainRecipe, changed
 from sigmasolver.recipes.suites import COMPARED
 from sigmasolver.runs import Run
 from sigmasolver.runtime.parallel import World
+from sigmasolver.sampling import hashed_seed
 from sigmasolver.simulate.generate import generate
 from sigmasolver.simulate.vorticity import DEMO
+from sigmasolver.symmetries import SYMMETRIES
 from sigmasolver.tasks import Task
 from sigmasolver.train.capture import WARM_UP
 from sigmasolver.train.dry_run import DryRun, LiveMemory
@@ -416,10 +418,37 @@ def test_captured_bf16_step_with_side_streams_matches_eager(objective):
         assert capture._streams.verified and capture._adamw is not None
 
 
+def test_augmented_step_trains_on_transformed_windows(data):
+    """Network input and loss are those of the windows under the symmetries drawn for this step."""
+    recipe = changed(RECIPE, ["task.symmetries=kolmogorov-4", "train.augment=true"])
+    stepper, seen, before, (history, future) = first_step(data, recipe)
+    symmetries = SYMMETRIES["kolmogorov-4"].on((16, 16))
+    rows = symmetries.random(4, torch.Generator().manual_seed(hashed_seed("augment/3/0")))
+    assert len({tuple(row) for row in rows.tolist()}) == 4
+    moved, target = (symmetries.apply(frames, ("vorticity",), rows) for frames in (history, future[:, :1]))
+    assert torch.equal(seen, before.inputs.encode(moved).movedim(1, -2).flatten(-2))
+    errors = (before(moved) - target).flatten(1).norm(dim=1) / target.flatten(1).norm(dim=1)
+    torch.testing.assert_close(stepper.loss, errors.mean().detach())
+    usual, *_ = first_step(data, changed(RECIPE, ["task.symmetries=kolmogorov-4"]))
+    assert not torch.equal(usual.loss, stepper.loss)
+
+
+def test_augmentation_without_symmetries_is_refused_before_the_first_step(data):
+    with pytest.raises(
+        ValueError, match="No symmetries of the task tiny are known; set task\\.symmetries to one of square"
+    ):
+        first_step(data, changed(RECIPE, ["train.augment=true"]))
+    with pytest.raises(ValueError, match="are those of 3 axes, but the grid has 2"):
+        first_step(data, changed(RECIPE, ["train.augment=true", "task.symmetries=periodic-cube"]))
+    with pytest.raises(ValueError, match='Unknown symmetry group "sqare"; did you mean square'):
+        first_step(data, changed(RECIPE, ["train.augment=true", "task.symmetries=sqare"]))
+
+
 @pytest.mark.gpu
 @pytest.mark.parametrize("resident", [True, False])
-def test_captured_step_uses_new_noise_and_windows_every_time(data, resident):
+def test_captured_step_uses_new_noise_symmetries_and_windows_every_time(data, resident):
     recipe = replace(RECIPE, model=replace(MODEL, options=Options(dropout=0.1)), train=replace(RECIPE.train, noise=0.1))
+    recipe = changed(recipe, ["task.symmetries=kolmogorov-4", "train.augment=true"])
     world = World(device=torch.device("cuda", 0))
     eager, graph = (losses(data, recipe, Execution(world, name), resident)[0] for name in ("eager", "graph"))
     torch.testing.assert_close(graph, eager, rtol=1e-4, atol=0)

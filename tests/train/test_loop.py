@@ -74,7 +74,7 @@ def test_train_reduces_the_loss_and_the_run_loads_without_data(data, tmp_path):
 @pytest.mark.parametrize("objective", ["direct", "teacher_forced", "pushforward"])
 def test_resume_after_an_exception_gives_identical_weights(data, tmp_path, objective):
     plan = replace(RECIPE.train, objective=objective, calls=2, push_every=2, epochs=3, ema=0.9, noise=0.05, keep="best")
-    recipe = replace(RECIPE, train=plan)
+    recipe = replace(RECIPE, task=replace(TASK, symmetries="kolmogorov-4"), train=replace(plan, augment=True))
     start(data, tmp_path / "full", recipe)
 
     def stop_at(step):

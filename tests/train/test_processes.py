@@ -24,9 +24,9 @@ from tests.forked import Forked
 
 ROOT = Path(sigmasolver.__file__).parents[1]
 FLOW = replace(DEMO, grid=32, stored=16, step=1 / 64, burn_in=1.0, frames=8)
-TASK = Task("tiny", ("vorticity",), ("vorticity",), (16, 16), 2, 1, 3, 6, 2, "channel")
+TASK = Task("tiny", ("vorticity",), ("vorticity",), (16, 16), 2, 1, 3, 6, 2, "channel", symmetries="kolmogorov-4")
 MODEL = ModelRecipe(width=16, depth=2, heads=2, slices=4, modes=3)
-RECIPE = Recipe(TASK, MODEL, TrainRecipe(updates=10, batch=4, seed=3, clip=1.0, checks=1))
+RECIPE = Recipe(TASK, MODEL, TrainRecipe(updates=10, batch=4, seed=3, clip=1.0, checks=1, augment=True))
 RECOMPUTED = changed(RECIPE, ["train.recompute=true"])
 FORCED = changed(RECIPE, ["model.depth=1", "train.objective=teacher_forced", "train.updates=6"])
 ACCUMULATED = changed(FORCED, ["train.accumulate=true"])

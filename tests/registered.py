@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from sigmasolver import plugins
 from sigmasolver.models.variants import MODELS
 from sigmasolver.recipes.rows import RECIPES
+from sigmasolver.symmetries import SYMMETRIES
 from sigmasolver.train.objectives import LOSSES
 from sigmasolver.train.optimisers import OPTIMISERS
 
@@ -16,7 +17,7 @@ from sigmasolver.train.optimisers import OPTIMISERS
 @contextmanager
 def forgotten() -> Iterator[Callable[[], None]]:
     """Restore the registries on exit; yields a function that restores them earlier."""
-    tables = [MODELS, LOSSES, OPTIMISERS, RECIPES, plugins._origins, plugins._loaded]
+    tables = [MODELS, LOSSES, OPTIMISERS, SYMMETRIES, RECIPES, plugins._origins, plugins._loaded]
     snapshots, sys_path, modules = [dict(table) for table in tables], list(sys.path), set(sys.modules)
 
     def forget() -> None:

@@ -13,10 +13,11 @@ from sigmasolver import plugins
 from sigmasolver.data.normalise import fit
 from sigmasolver.diagnose.workload import _in_a_process
 from sigmasolver.forecast.checkpoint import build, load
-from sigmasolver.recipes import ModelRecipe, Recipe, TrainRecipe, register_task
+from sigmasolver.recipes import ModelRecipe, Recipe, TrainRecipe, changed, register_task
 from sigmasolver.runs import Run, read_tensors
 from sigmasolver.simulate.generate import generate
 from sigmasolver.simulate.vorticity import DEMO
+from sigmasolver.symmetries import SYMMETRIES, SymmetryGroup, register_symmetries
 from sigmasolver.tasks import Task
 from sigmasolver.train.engine import Execution, Stepper
 from sigmasolver.train.job import resume_run, train_run
@@ -452,3 +453,22 @@ def test_entry_point_package_is_loaded_on_first_use(package, data, tmp_path, for
         ValueError, match=r'"foreign" from the package foreign-package 1\.2, which .*; install that package'
     ):
         load(tmp_path / "run")
+
+
+# --- symmetries
+
+
+def test_registered_symmetries_are_used_and_missed(data, tmp_path, forgotten):
+    mirror = SymmetryGroup(SYMMETRIES["kolmogorov-4"].isometries[:2], periodic=True)
+    register_symmetries("half-turn", mirror)
+    recipe = changed(RECIPE, ["task.symmetries=half-turn", "train.augment=true"])
+    run = Run(tmp_path / "run")
+    train_run(recipe, data, run)
+    assert not same(read_tensors(run.weights)[0], trained(data, tmp_path / "usual"))
+    with pytest.raises(ValueError, match="must be a SymmetryGroup, not str"):
+        register_symmetries("square-again", "square")
+    forgotten()
+    with pytest.raises(ValueError, match='was trained with the symmetry group "half-turn", which is not registered'):
+        resume_run(run, data)
+    with pytest.raises(ValueError, match='Unknown symmetry group "half-turn"'):
+        train_run(recipe, data, Run(tmp_path / "other"))

@@ -24,6 +24,7 @@ from sigmasolver.recipes import Recipe
 from sigmasolver.runs import Run, read_tensors, write_tensors
 from sigmasolver.runs.quantise import dequantise
 from sigmasolver.settings import from_plain
+from sigmasolver.symmetries import SYMMETRIES
 
 __all__ = [
     "ORIGINS",
@@ -126,7 +127,9 @@ def record_origins(run: Run, recipe: Recipe) -> None:
 
 
 def _registered_names(recipe: Recipe) -> dict[str, str]:
-    return {"model": recipe.model.name, "loss": recipe.train.loss, "optimiser": recipe.train.optimiser}
+    names = {"model": recipe.model.name, "loss": recipe.train.loss, "optimiser": recipe.train.optimiser}
+    symmetries = recipe.task.symmetries
+    return names if symmetries is None else {**names, SYMMETRIES.kind: symmetries}
 
 
 def _origins(run: Run) -> dict[str, Origin]:

@@ -74,6 +74,12 @@ CARDS = {
         "Injection is the error of one call from the true history, propagation the effect of earlier errors, and "
         "the cross term their alignment (negative: they partly cancel). The three sum exactly to the total.",
     ),
+    "symmetry": _CardText(
+        "An error estimate without truth",
+        "Error over leads of one forecast and of the mean over symmetries, and how much forecasts differ between them.",
+        "The exact solution does not depend on how the input frames are turned, mirrored or shifted by a symmetry of "
+        "the equation. What forecasts differ by is therefore error, and a lower estimate of that of one forecast.",
+    ),
     "corrections": _CardText(
         "How strongly slices correct each other",
         "Learned scale and measured size of the slice correction in every layer, for each run.",

@@ -44,6 +44,7 @@ from sigmasolver.runs import Run
 from sigmasolver.runs.files import remove_abandoned
 from sigmasolver.runtime.parallel import local_process_count
 from sigmasolver.settings import to_plain
+from sigmasolver.symmetries import SYMMETRIES, symmetries_of
 from sigmasolver.train.engine import Execution, blocks_to_recompute
 from sigmasolver.train.loop import Data, Progress, StepPlan, train
 from sigmasolver.train.objectives import LOSSES
@@ -84,6 +85,8 @@ def train_run(
         refuse_without_effect(recipe)
     for name, registry in _registries(recipe)[1:]:
         registry.find(name)
+    if recipe.train.augment:
+        symmetries_of(recipe.task).on(recipe.task.grid)
     refuse_too_large(recipe, execution)
     network = skeleton(recipe)  # built first, to fail before any data are read
     trainable_parameters(network, recipe.model.name)
@@ -116,7 +119,14 @@ def resume_run(
 
 def _registries(recipe: Recipe) -> tuple[tuple[str, Registry[Any]], ...]:
     """Return the registered names in a recipe, each with its registry."""
-    return (recipe.model.name, MODELS), (recipe.train.loss, LOSSES), (recipe.train.optimiser, OPTIMISERS)
+    names: list[tuple[str, Registry[Any]]] = [
+        (recipe.model.name, MODELS),
+        (recipe.train.loss, LOSSES),
+        (recipe.train.optimiser, OPTIMISERS),
+    ]
+    if recipe.task.symmetries is not None:
+        names.append((recipe.task.symmetries, SYMMETRIES))
+    return tuple(names)
 
 
 def _prepare(

@@ -72,6 +72,16 @@ def decomposition(task, model, horizon=10, block=1, fields=("vorticity",)):
     return rows
 
 
+def symmetry(task, model, seed=42, horizon=10, fields=("vorticity",)):
+    """Errors of one forecast, of the mean, and their difference: in the ratio 1 : 0.75 : 0.6."""
+    source, rows = facts(task, model, seed, horizon=horizon), []
+    for lead in range(1, horizon + 1):
+        error = 1e-2 * GROWTH[model][0] * lead
+        for metric, factor in (("single_lead", 1.0), ("error_lead", 0.75), ("spread_lead", 0.6)):
+            rows += [finding(source, "symmetry", metric, factor * error, field=f, lead=lead) for f in (*fields, None)]
+    return rows
+
+
 def components(task, model, seed=42, horizon=4):
     """Errors at two scales with their bounds, and gains with a distinct value per metric, source and target."""
     source = facts(task, model, seed, horizon=horizon)

@@ -14,7 +14,7 @@ from matplotlib.image import AxesImage
 import sigmasolver.report
 from sigmasolver.report.figures import FIGURES, Material, save
 from sigmasolver.report.figures.components import components
-from sigmasolver.report.figures.curves import reductions, rollout, scaling, teacher_forcing, training_cost
+from sigmasolver.report.figures.curves import reductions, rollout, scaling, symmetry, teacher_forcing, training_cost
 from sigmasolver.report.figures.energy import decomposition, stack
 from sigmasolver.report.figures.layers import attention_scale, corrections, montage, routing
 from sigmasolver.report.figures.maps import case_study, cases_of, faces, maps
@@ -449,6 +449,7 @@ def material_of_all_figures():
     routing_rows, routing_arrays = made.routing("transolver-sigma", layers=(1,), slices=4, grid=(8, 8))
     return {
         "teacher-forcing": Material(leads),
+        "symmetry": Material(made.symmetry("ns2d", "physolver", horizon=4)),
         "rollout": Material(leads),
         "decomposition": Material(made.decomposition("ns2d", "physolver", 4)),
         "maps": Material(map_rows, map_arrays),
@@ -461,6 +462,21 @@ def material_of_all_figures():
         "training-cost": Material([{**row, "seconds": 60.0} for row in leads]),
         "scaling": Material(made.scaling("width", 32, 3.0)),
     }
+
+
+def test_symmetry_figure_shows_errors_and_difference_of_each_task():
+    rows = [row for task in ("ns2d", "kf2d") for m in TRIO[:2] for row in made.symmetry(task, m, horizon=4)]
+    rows += [row for m in TRIO[:2] for row in made.trust("ns2d", m)[0]]  # has other rows of these names
+    figure = symmetry(rows)
+    assert len(figure.axes) == 2
+    for axes in figure.axes:
+        lines = np.array([line.get_ydata() for line in axes.get_lines()])
+        single, mean, difference = lines[:2], lines[2:4], lines[4:]
+        sizes = np.array([made.GROWTH[m][0] for m in TRIO[:2]])
+        np.testing.assert_allclose(single, sizes[:, None] * np.arange(1, 5))
+        np.testing.assert_allclose(mean, 0.75 * single)
+        np.testing.assert_allclose(difference, 0.6 * single)
+        assert [line.get_linestyle() for line in axes.get_lines()] == ["-", "-", "--", "--", ":", ":"]
 
 
 def test_training_cost_connects_training_lengths_and_averages_seeds():

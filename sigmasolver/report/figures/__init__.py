@@ -1,4 +1,4 @@
-"""The figures of the paper and three additional ones from records, by the name in `sigmasolver figure NAME`."""
+"""The figures of the paper and four additional ones from records, by the name in `sigmasolver figure NAME`."""
 
 from __future__ import annotations
 
@@ -12,9 +12,11 @@ from sigmasolver.report.figures.costs import EFFICIENCY, efficiency
 from sigmasolver.report.figures.curves import (
     FORCED,
     FREE,
+    SYMMETRY,
     TRAINED,
     rollout,
     scaling,
+    symmetry,
     teacher_forcing,
     timed_rows,
     training_cost,
@@ -65,6 +67,7 @@ class Drawing:
 
 FIGURES: Mapping[str, Drawing] = {
     "teacher-forcing": Drawing(lambda material: teacher_forcing(material.rows, material.field), (FREE, FORCED)),
+    "symmetry": Drawing(lambda material: symmetry(material.rows, material.field), (SYMMETRY,)),
     "rollout": Drawing(lambda material: rollout(material.rows, material.field), (FREE,)),
     "decomposition": Drawing(lambda material: decomposition(material.rows, material.field), (DECOMPOSITION,)),
     "maps": Drawing(lambda material: maps(material.rows, material.arrays, material.field), (MAPS,), "maps"),

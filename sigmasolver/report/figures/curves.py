@@ -1,4 +1,4 @@
-"""Error curves: over leads, by protocol and task, and over the size of data, grid or model."""
+"""Error curves: over leads, by protocol, symmetry and task, and over the size of data, grid or model."""
 
 from __future__ import annotations
 
@@ -30,6 +30,7 @@ from sigmasolver.report.published import OURS, TASK_LABELS, model_label, sweeps
 from sigmasolver.report.rows import (
     Need,
     Rows,
+    diagnosed,
     evaluated,
     mean_and_std,
     select,
@@ -45,10 +46,12 @@ from sigmasolver.report.tables import check_repeated
 __all__ = [
     "FORCED",
     "FREE",
+    "SYMMETRY",
     "TRAINED",
     "reductions",
     "rollout",
     "scaling",
+    "symmetry",
     "teacher_forcing",
     "timed_rows",
     "training_cost",
@@ -57,6 +60,12 @@ __all__ = [
 FREE = evaluated("relative_l2_lead")
 FORCED = evaluated("relative_l2_lead", protocol="teacher-forced")
 TRAINED = evaluated("relative_l2")
+SYMMETRY = diagnosed("symmetry", "single_lead", "error_lead", "spread_lead")
+SYMMETRY_LINES = {
+    "single_lead": ("-", "error of one forecast"),
+    "error_lead": ("--", "error of the mean over symmetries"),
+    "spread_lead": (":", "difference between them, without truth"),
+}
 ERROR, LEAD = "relative L2 error (%)", "lead (frames)"
 _LOG_RATIO = 1000
 """Errors that differ by more than this factor get a log axis."""
@@ -91,6 +100,29 @@ def teacher_forcing(rows: Rows, field: str | None = None) -> Figure:
             Line2D([], [], color=BLACK, linestyle="--", label="teacher-forced"),
         ]
         add_model_legend(figure, {m: model_label(m) for m in models}, kinds, 2 if columns == 1 else 6)
+    return figure
+
+
+def symmetry(rows: Rows, field: str | None = None) -> Figure:
+    """Error over leads of one forecast (solid) and of the mean over symmetries (dashed), and how much forecasts differ
+    between symmetries (dotted), one panel per task."""
+    lines = {metric: _lines(rows, diagnosed("symmetry", metric), field) for metric in SYMMETRY_LINES}
+    by_task = lines["single_lead"]
+    tasks, models = list(by_task), unique(model for task_lines in by_task.values() for model in task_lines)
+    styles = line_styles(models)
+    with style():
+        columns = min(3, len(tasks))
+        figure = new_figure(ONE_COLUMN if columns == 1 else TWO_COLUMNS, 2.9 * math.ceil(len(tasks) / columns))
+        for index, axes in enumerate(_panels(figure, len(tasks), columns)):
+            task = tasks[index]
+            for metric, (dashes, _) in SYMMETRY_LINES.items():
+                for model, line in lines[metric][task].items():
+                    _draw_line(axes, line, styles[model], dashes)
+            _format_lead_axes(axes, index if len(tasks) > 1 else None, TASK_LABELS.get(task, task))
+        kinds = [
+            Line2D([], [], color=BLACK, linestyle=dashes, label=label) for dashes, label in SYMMETRY_LINES.values()
+        ]
+        add_model_legend(figure, {m: model_label(m) for m in models}, kinds, 1 if columns == 1 else 4)
     return figure
 
 

@@ -195,19 +195,25 @@ class GridSymmetries:
 
     def apply(self, frames: torch.Tensor, fields: tuple[str, ...], rows: torch.Tensor) -> torch.Tensor:
         """g u for frames (B, T, *grid, q) and symmetries (B, 1 + K), one per sample."""
-        tables = self._on(rows.device, fields)
-        isometry = rows[:, 0]
-        offset = tables.offsets[isometry] + (rows[:, 1:, None] * tables.steps).sum(1)
-        return self._move(frames, tables.matrices[isometry], offset, tables.channels[isometry], tables.signs[isometry])
+        tables, isometry = self._on(rows.device, fields), rows[:, 0]
+        return self._move(
+            frames,
+            tables.matrices[isometry],
+            self._shift(tables, rows),
+            tables.channels[isometry],
+            tables.signs[isometry],
+        )
 
     def undo(self, frames: torch.Tensor, fields: tuple[str, ...], rows: torch.Tensor) -> torch.Tensor:
-        """The inverse of `apply`."""
-        tables = self._on(rows.device, fields)
-        isometry = rows[:, 0]
-        offset = tables.offsets[isometry] + (rows[:, 1:, None] * tables.steps).sum(1)
+        """The inverse of `apply`: x -> A^T (x - s)."""
+        tables, isometry = self._on(rows.device, fields), rows[:, 0]
         inverse = tables.matrices[isometry].mT
-        back = -(inverse * offset[:, None]).sum(-1)
-        return self._move(frames, inverse, back, tables.channels_back[isometry], tables.signs_back[isometry])
+        shift = -(inverse * self._shift(tables, rows)[:, None]).sum(-1)
+        return self._move(frames, inverse, shift, tables.channels_back[isometry], tables.signs_back[isometry])
+
+    def _shift(self, tables: _Tables, rows: torch.Tensor) -> torch.Tensor:
+        """s in grid points: (B, d)."""
+        return tables.offsets[rows[:, 0]] + (rows[:, 1:, None] * tables.steps).sum(1)
 
     def _on(self, device: torch.device, fields: tuple[str, ...]) -> _Tables:
         """Tables of all isometries, kept for each device, because a captured step must not copy from the host."""
@@ -247,7 +253,7 @@ class GridSymmetries:
         self,
         frames: torch.Tensor,
         matrix: torch.Tensor,
-        offset: torch.Tensor,
+        shift: torch.Tensor,
         channels: torch.Tensor,
         signs: torch.Tensor,
     ) -> torch.Tensor:
@@ -258,7 +264,7 @@ class GridSymmetries:
         points = torch.stack([axis.flatten() for axis in torch.meshgrid(*lines, indexing="ij")])  # (d, N)
         source = torch.zeros((), dtype=torch.int64, device=frames.device)
         for axis, size in enumerate(self.grid):
-            along = (matrix[:, axis, :, None] * points).sum(1) + offset[:, axis, None]
+            along = (matrix[:, axis, :, None] * points).sum(1) + shift[:, axis, None]
             source = source * size + (along.remainder(size) if self.group.periodic else along)
         index = source[:, :, None] * frames.shape[-1] + channels[:, None]  # (B, N, q)
         flat = frames.flatten(2)

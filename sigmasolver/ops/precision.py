@@ -11,10 +11,12 @@ import torch
 __all__ = ["matmul_precision", "refuse_tf32_without_gpu"]
 
 
-def refuse_tf32_without_gpu(precision: str, device: torch.device) -> None:
-    """Raise ValueError if the device computes float32 where TF32 is requested."""
+def refuse_tf32_without_gpu(
+    precision: str, device: torch.device, message: str = "TF32 requires a GPU; choose float32 or bf16 on a CPU."
+) -> None:
+    """Raise ValueError with this message if the device computes float32 where TF32 is requested."""
     if precision == "tf32" and device.type != "cuda":
-        raise ValueError("TF32 requires a GPU; choose float32 or bf16 on a CPU.")
+        raise ValueError(message)
 
 
 @contextmanager

@@ -79,9 +79,17 @@ def train_run(
     Once `stop()` returns True, the training saves its state and returns. `test` is a separate test data set.
     """
     execution = Execution() if execution is None else execution
-    if not run.finished:
+    started = (run.path / "recipe.json").exists()
+    if started and not run.finished:
+        refuse_tf32_without_gpu(
+            recipe.train.precision,
+            execution.world.device,
+            f"{run.path} cannot be resumed on a CPU with train.precision=tf32; resume it on a GPU, or train a new run "
+            "with train.precision=float32.",
+        )
+    elif not run.finished:
         refuse_tf32_without_gpu(recipe.train.precision, execution.world.device)
-    if not (run.path / "recipe.json").exists():
+    if not started:
         refuse_without_effect(recipe)
     for name, registry in _registries(recipe)[1:]:
         registry.find(name)

@@ -1,14 +1,14 @@
-"""Speed up Triton's interpreter, which runs the kernels where there is no GPU."""
+"""Patch Triton's interpreter, which runs the kernels where there is no GPU."""
 
 import pytest
 import torch
 
 try:
-    from tests.ops.interpreter import make_faster
+    from tests.ops.interpreter import patch_interpreter
 except ImportError:
-    make_faster = None
-if make_faster is not None and not torch.cuda.is_available():
-    make_faster()
+    patch_interpreter = None
+if patch_interpreter is not None and not torch.cuda.is_available():
+    patch_interpreter()
 
 
 @pytest.fixture

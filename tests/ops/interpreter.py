@@ -1,4 +1,5 @@
-"""Patches that make Triton's interpreter skip repeated work, without changing its results.
+"""Patches that make Triton's interpreter skip repeated work, without changing its results; with them that of Triton 3.6
+also runs all kernels.
 
 Nine tenths of its time are spent on types of tensors and tuples of their sizes, one tenth in NumPy.
 """
@@ -9,16 +10,18 @@ from triton.language import core, semantic
 from triton.runtime import interpreter
 
 
-def make_faster() -> None:
+def patch_interpreter() -> None:
     """Patch the interpreter for the rest of this process."""
     interpreter._patch_lang = _patch_each_function_once(interpreter._patch_lang)
     interpreter._patch_attr = _patch_attr
+    interpreter._patch_lang_tensor = _scalars_as_indices(interpreter._patch_lang_tensor)
     interpreter._get_np_dtype = _cached_by_name(interpreter._get_np_dtype)
     core._unwrap_if_constexpr = _scalars_first(core._unwrap_if_constexpr)
     core.dtype.__eq__ = _same_object_first(core.dtype.__eq__)
     core.block_type.__init__ = _cached_block_types(core.block_type.__init__)
     core.tensor.__init__ = _cached_tensor_sizes(core.tensor.__init__)
     semantics = semantic.TritonSemantic
+    semantics.to_tensor = _tensors_first(semantics.to_tensor)
     semantics.computation_type_impl = _cached_common_types(semantics.computation_type_impl)
     semantics.broadcast_impl_value = _equal_ranks_first(semantics.broadcast_impl_value)
     semantics.binary_op_type_checking_impl = _broadcast_by_numpy(semantics.binary_op_type_checking_impl)
@@ -26,6 +29,8 @@ def make_faster() -> None:
     # Skip the check for overflow of 32-bit indices: the test tensors are small.
     options = replace(interpreter.interpreter_builder.options, sanitize_overflow=False)
     interpreter.interpreter_builder.options = options
+    if not hasattr(interpreter.InterpreterBuilder, "get_bf16"):  # Triton 3.6
+        interpreter.InterpreterBuilder.get_bf16 = _bf16_constant
 
 
 def _patch_each_function_once(patch):
@@ -52,6 +57,21 @@ def _patch_attr(obj, name, member, builder, scope):
     scope.set_attr(obj, name, call)
 
 
+def _bf16_constant(builder, value):
+    """As in Triton 3.9."""
+    return builder.create_fp_trunc(builder.get_fp32(value), core.bfloat16)
+
+
+def _scalars_as_indices(patch):
+    """Let scalars be indices: Triton 3.6 converts an array of one value to a number, which NumPy 2.4 refuses."""
+
+    def patch_with_index(tensor, scope):
+        patch(tensor, scope)
+        scope.set_attr(tensor, "__index__", lambda scalar: int(scalar.handle.data.item()))
+
+    return patch_with_index
+
+
 def _cached_by_name(numpy_type):
     """Cache the NumPy dtype of a Triton dtype: the original builds its table in every call."""
     cache = {}
@@ -73,6 +93,18 @@ def _scalars_first(unwrap):
         return argument.value if kind is constexpr else argument if kind in plain else unwrap(argument)
 
     return value
+
+
+def _tensors_first(convert):
+    """Most values to convert are tensors already. Constexprs are unwrapped here, because Triton 3.6 refuses a tuple
+    in one."""
+
+    def to_tensor(self, value, check_type=True):
+        if type(value) is core.tensor:
+            return value
+        return convert(self, value.value if type(value) is core.constexpr else value, check_type)
+
+    return to_tensor
 
 
 def _same_object_first(equal):
@@ -145,7 +177,7 @@ def _broadcast_to(self, tensor, shape):
     if tensor.type.shape.values == shape:
         return tensor
     kind = core.block_type(tensor.type.scalar, shape)
-    return self.make_tensor(self.builder.create_broadcast(tensor.handle, shape), kind)
+    return core.tensor(self.builder.create_broadcast(tensor.handle, shape), kind)
 
 
 def _broadcast_by_numpy(convert):

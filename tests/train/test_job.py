@@ -152,6 +152,22 @@ def test_runs_with_settings_without_effect_are_read_and_resumed(store, tmp_path,
     assert all(torch.equal(first[name], second[name]) for name in second)
 
 
+def test_run_in_tf32_is_not_resumed_on_a_cpu(store, tmp_path, monkeypatch):
+    recipe, run = changed(RECIPE, ["train.precision=tf32"]), Run(tmp_path / "run")
+    with monkeypatch.context() as on_gpu:
+        on_gpu.setattr(job, "refuse_tf32_without_gpu", lambda *arguments: None)
+        train_run(recipe, store, run, stop=lambda: True)
+    before = {path: path.read_bytes() for path in run.path.iterdir()}
+    for again in (lambda: resume_run(run), lambda: train_run(recipe, store, run)):
+        with pytest.raises(ValueError) as caught:
+            again()
+        assert str(caught.value) == (
+            f"{run.path} cannot be resumed on a CPU with train.precision=tf32; resume it on a GPU, or train a new run "
+            "with train.precision=float32."
+        )
+    assert {path: path.read_bytes() for path in run.path.iterdir()} == before
+
+
 def test_resumed_run_records_a_missing_domain(store, tmp_path):
     run = Run(tmp_path / "run")
     train_run(RECIPE, store, run)

@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from sigmasolver.simulate.darcy import Darcy
+from sigmasolver.simulate.generate import header_of
 from sigmasolver.simulate.smoke import Smoke
 from sigmasolver.simulate.turbulence import Turbulence
 from sigmasolver.simulate.vorticity import DEMO, KF2D, NS2D, Vorticity
@@ -19,6 +20,7 @@ from sigmasolver.symmetries import (
     Isometry,
     SymmetryGroup,
     Translation,
+    refuse_other_forcing,
     symmetries_of,
 )
 from sigmasolver.tasks import TASKS
@@ -163,6 +165,24 @@ def test_symmetries_commute_with_flow(flow: Vorticity, name: str) -> None:
 def test_symmetry_of_other_forcing_does_not_commute() -> None:
     flow = replace(KF2D, grid=96, stored=48, frames=2, step=1 / 256, burn_in=0.25, interval=1 / 4, precision="float64")
     assert flow_commutes(flow, "kolmogorov-4") > 1e-2
+
+
+@pytest.mark.parametrize(
+    ("flow", "fitting"), [(NS2D, "diagonal-forcing"), (KF2D, "kolmogorov-8"), (DEMO, "kolmogorov-4")]
+)
+def test_only_the_symmetries_of_the_forcing_are_accepted(flow: Vorticity, fitting: str) -> None:
+    header = header_of(replace(flow, grid=64, stored=64), 0)
+    for name in ("diagonal-forcing", "kolmogorov-8", "kolmogorov-4"):
+        group = SYMMETRIES[name]
+        # A flow with eight waves also has the shifts of one with four, but not its reflections.
+        if name == fitting:
+            refuse_other_forcing(group, header)
+        else:
+            with pytest.raises(ValueError, match=r"The forcing of these data .* does not have these symmetries"):
+                refuse_other_forcing(group, header)
+        refuse_other_forcing(group, replace(header, source="measured"))
+    unforced = replace(flow, forcing_cosine=0.0, forcing_sine=0.0)
+    refuse_other_forcing(SYMMETRIES["square"], header_of(replace(unforced, grid=64, stored=64), 0))
 
 
 def test_symmetries_commute_with_darcy_solver() -> None:

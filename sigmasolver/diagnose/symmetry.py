@@ -13,7 +13,7 @@ from sigmasolver.diagnose.ensemble import add_ensemble, measure_members
 from sigmasolver.diagnose.subject import Findings, NotApplicable, Subject
 from sigmasolver.evaluate import metrics
 from sigmasolver.forecast.symmetric import symmetric_forecasts
-from sigmasolver.symmetries import symmetries_of
+from sigmasolver.symmetries import refuse_other_forcing, symmetries_of
 
 __all__ = ["symmetry"]
 
@@ -27,6 +27,7 @@ def symmetry(subject: Subject) -> Findings:
     try:
         group = symmetries_of(subject.recipe.task)
         group.on(subject.windows.grid)
+        refuse_other_forcing(group, subject.windows.source.header)
     except ValueError as error:
         raise NotApplicable(str(error)) from None
     if forecaster.mask is not None:

@@ -60,7 +60,7 @@ from sigmasolver.recipes import Recipe
 from sigmasolver.runs import Run, provenance, read_facts, read_records, replace_rows
 from sigmasolver.runtime.parallel import World
 from sigmasolver.settings import lookup
-from sigmasolver.symmetries import SymmetryGroup, symmetries_of
+from sigmasolver.symmetries import SymmetryGroup, refuse_other_forcing, symmetries_of
 from sigmasolver.tasks import COHORTS, CYLINDER, REALPDEBENCH, TEST_MODES, cohort_of, field_groups
 from sigmasolver.version import __version__
 
@@ -160,6 +160,8 @@ def evaluate_run(
         if existing:
             return existing
         group = symmetries_of(recipe.task) if request.symmetries > 1 else None
+        if group is not None:
+            refuse_other_forcing(group, store.header)
         forecaster = Replay(load(run.path, world.device), request.precision)
         with matmul_precision("float32"):
             measured = measure(

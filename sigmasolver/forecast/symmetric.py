@@ -56,6 +56,9 @@ def symmetric_rollout(
         copies: number of symmetries, at least 2; the first one is the identity.
         time: as for `Forecaster.rollout`.
 
+    Returns:
+        The mean of the forecasts, in the units of the data, and their deviation at each point.
+
     Example:
         >>> import sigmasolver, torch
         >>> from sigmasolver.forecast.symmetric import symmetric_rollout

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import Literal
 
 import numpy as np
 from matplotlib.axes import Axes
@@ -61,7 +62,7 @@ FREE = evaluated("relative_l2_lead")
 FORCED = evaluated("relative_l2_lead", protocol="teacher-forced")
 TRAINED = evaluated("relative_l2")
 SYMMETRY = diagnosed("symmetry", "single_lead", "error_lead", "spread_lead")
-SYMMETRY_LINES = {
+SYMMETRY_LINES: dict[str, tuple[Literal["-", "--", ":"], str]] = {
     "single_lead": ("-", "error of one forecast"),
     "error_lead": ("--", "error of the mean over symmetries"),
     "spread_lead": (":", "difference between them, without truth"),

@@ -1,12 +1,12 @@
-"""Symmetries of the benchmark tasks: maps of the box to itself that turn solutions into solutions.
+"""Groups of maps of a box, or of a grid, to itself that turn solutions into solutions.
 
     (g u)(x) = R u(A x + s),    solution operator S:  S(g u) = g S(u)
 
 A is a signed permutation of the axes, s a shift. R acts on the fields: a scalar keeps its value, the vorticity of a
 plane flow is multiplied by det A, and the components of a velocity become A^T u. Translations along which the equation
-does not change are shifts of their own. Initial fields have the same distribution after g, so a transformed window is
-another sample of the data (training: `train.augment`), and a forecast of transformed frames, transformed back, is
-another forecast of the same flow (`forecast/symmetric.py`).
+does not change are shifts of their own. A transformed window is another window of the same equation (training:
+`train.augment`), and a forecast of transformed frames, transformed back, is another forecast of the same flow
+(`forecast/symmetric.py`).
 
 A symmetry of a grid is a row (number of the isometry, number of steps along each translation) of integers, so a batch
 of them lies on the device and a captured step can read a new one each time. Frames are moved by one gather: values are
@@ -17,26 +17,16 @@ Letters: B batch, T frames, N points, d axes, q fields, K translations.
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 
-from sigmasolver.plugins import Registry
 from sigmasolver.sampling import hashed_seed
-from sigmasolver.tasks import VELOCITY, Task, velocity_in
+from sigmasolver.tasks import VELOCITY, velocity_in
 
-__all__ = [
-    "SYMMETRIES",
-    "GridSymmetries",
-    "Isometry",
-    "SymmetryGroup",
-    "Translation",
-    "register_symmetries",
-    "symmetries_of",
-]
+__all__ = ["GridSymmetries", "Isometry", "SymmetryGroup", "Translation"]
 
 PSEUDOSCALARS = ("vorticity",)
 """Fields that change sign under a reflection of the plane."""
@@ -302,115 +292,3 @@ def _whole(points: int, part: float) -> int:
             "another grid."
         )
     return round(shift)
-
-
-def _signed_permutations(axes: int) -> tuple[Isometry, ...]:
-    """All isometries of a square or a cube, the identity first."""
-    return tuple(
-        Isometry(
-            tuple(
-                tuple(sign * (column == source) for column in range(axes))
-                for source, sign in zip(order, signs, strict=True)
-            )
-        )
-        for order in itertools.permutations(range(axes))
-        for signs in itertools.product((1, -1), repeat=axes)
-    )
-
-
-IDENTITY = ((1, 0), (0, 1))
-HALF_TURN = ((-1, 0), (0, -1))
-
-
-def _kolmogorov(waves: int) -> SymmetryGroup:
-    """Flow on a torus driven by cos(2π waves y) in the vorticity equation: a reflection changes the sign of the
-    vorticity, and a shift by half a wave that of the forcing."""
-    half_wave = (0.0, 0.5 / waves)
-    return SymmetryGroup(
-        (
-            Isometry(IDENTITY),
-            Isometry(HALF_TURN),
-            Isometry(((-1, 0), (0, 1)), half_wave),
-            Isometry(((1, 0), (0, -1)), half_wave),
-        ),
-        (Translation((1, 0)), Translation((0, 1), waves)),
-        periodic=True,
-    )
-
-
-DIAGONAL = SymmetryGroup(
-    (
-        Isometry(IDENTITY),
-        Isometry(HALF_TURN, (0.25, 0.0)),
-        Isometry(((0, 1), (1, 0)), (0.5, 0.0)),
-        Isometry(((0, -1), (-1, 0)), (0.75, 0.0)),
-    ),
-    (Translation((1, -1)),),
-    periodic=True,
-)
-"""NS2D, driven by cos(2πz) + sin(2πz) with z = x + y: the same for 1/4 - z, and the opposite for z + 1/2."""
-
-
-def _check_group(name: str, group: Any) -> SymmetryGroup:
-    if not isinstance(group, SymmetryGroup):
-        raise ValueError(f'The symmetries "{name}" must be a SymmetryGroup, not {type(group).__name__}.')
-    return group
-
-
-SYMMETRIES: Registry[SymmetryGroup] = Registry(
-    "symmetry group",
-    {
-        "square": SymmetryGroup(_signed_permutations(2)),
-        "periodic-cube": SymmetryGroup(
-            _signed_permutations(3),
-            (Translation((1, 0, 0)), Translation((0, 1, 0)), Translation((0, 0, 1))),
-            periodic=True,
-        ),
-        "upright-box": SymmetryGroup(
-            (Isometry(((1, 0, 0), (0, 1, 0), (0, 0, 1))), Isometry(((0, 1, 0), (1, 0, 0), (0, 0, 1))))
-        ),
-        "kolmogorov-4": _kolmogorov(4),
-        "kolmogorov-8": _kolmogorov(8),
-        "diagonal-forcing": DIAGONAL,
-    },
-    "sigmasolver.symmetries",
-    _check_group,
-    "sigmasolver.symmetries.register_symmetries",
-)
-"""By name. The box of smoke is only mirrored across its diagonal, because its velocity lies on lower faces."""
-OF_BENCHMARKS = {
-    "darcy": "square",
-    "ns2d": "diagonal-forcing",
-    "kf2d": "kolmogorov-8",
-    "it3d": "periodic-cube",
-    "smoke3d": "upright-box",
-}
-
-
-def register_symmetries(name: str, group: SymmetryGroup) -> None:
-    """Register the symmetries of your own task by name, for use as `task.symmetries` in recipes.
-
-    Args:
-        name: letters, digits, dots, hyphens and underscores; it must not be taken.
-        group: symmetries of the equation, its parameters, its boundary conditions and the distribution of the data.
-
-    Example:
-        >>> import sigmasolver
-        >>> from sigmasolver.symmetries import Isometry, SymmetryGroup, register_symmetries
-        >>> mirror = SymmetryGroup((Isometry(((1, 0), (0, 1))), Isometry(((1, 0), (0, -1)))))
-        >>> register_symmetries("mirror-y", mirror)
-        >>> sigmasolver.recipe_of("darcy", settings=["task.symmetries=mirror-y"]).task.symmetries
-        'mirror-y'
-    """
-    SYMMETRIES.register(name, group)
-
-
-def symmetries_of(task: Task) -> SymmetryGroup:
-    """The symmetries of a task; raises ValueError if none are known."""
-    name = task.symmetries or OF_BENCHMARKS.get(task.name)
-    if name is None:
-        raise ValueError(
-            f"No symmetries of the task {task.name} are known; set task.symmetries to one of "
-            f"{', '.join(SYMMETRIES.names())}, or to your own (register_symmetries)."
-        )
-    return SYMMETRIES.find(name)

@@ -90,8 +90,7 @@ SUMMARIES: dict[str, Summary] = {
         ),
         "forecasts of transformed histories differ by {spread_lead}; the error of one is {single_lead}, that of their "
         "mean {error_lead}",
-        "the exact solution does not depend on the symmetry, so the difference is error: it needs no truth and is a "
-        "lower estimate",
+        "the exact solution does not depend on the symmetry, so the difference is error; it is seen without truth",
     ),
     "corrections": Summary(
         "effect of slice attention, mean over layers",

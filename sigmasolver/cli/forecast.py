@@ -134,5 +134,5 @@ def print_demonstration(screen: Console, demonstration: Demonstration) -> None:
             soft_wrap=True,
         )
     screen.print(results.caption, soft_wrap=True)
-    if demonstration.spread is not None:
-        screen.print(demonstration.spread, soft_wrap=True)
+    if demonstration.average is not None:
+        screen.print(demonstration.average.message, soft_wrap=True)

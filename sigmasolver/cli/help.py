@@ -58,12 +58,12 @@ PLACEHOLDERS = {
 } | dict.fromkeys(
     (
         *("seed", "data_seed", "count", "windows", "batch", "index", "first", "rounds", "repeats", "dpi", "test"),
-        *("nodes", "processes", "most"),
+        *("symmetries", "nodes", "processes", "most"),
     ),
     "NUMBER",
 )
 """Placeholder by parameter name; the parameters in `PATHS` show PATH, all others TEXT."""
-PATHS = ("data", "out", "results", "page", "records", "jobs", "tensorboard", "config", "plugin", "test_data")
+PATHS = ("data", "out", "spread", "results", "page", "records", "jobs", "tensorboard", "config", "plugin", "test_data")
 
 
 def _with_placeholders(parameters: list[Any]) -> list[Any]:

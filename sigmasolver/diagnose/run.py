@@ -92,6 +92,7 @@ def diagnose_run(
             domain = Domain.of(evaluated.header.layout, windows.fields, windows.times)
             refuse_other_domain(run, recipe, evaluated.path, domain, anyway=None)
         facts = source_of(run, recipe, windows, request, evaluated.fingerprint)
+        del facts["symmetries"]  # an option of evaluations
         facts |= {"model": recipe.model.name, "seed": recipe.train.seed}
         environment = provenance(target_device)
         subject: Subject | None = None

@@ -52,6 +52,7 @@ from sigmasolver.forecast.checkpoint import (
     recorded_fields,
     refuse_changed_data,
     refuse_other_domain,
+    symmetries_of_run,
 )
 from sigmasolver.forecast.replay import Replay, check_precision
 from sigmasolver.forecast.symmetric import symmetric_rollout
@@ -60,7 +61,7 @@ from sigmasolver.recipes import Recipe
 from sigmasolver.runs import Run, provenance, read_facts, read_records, replace_rows
 from sigmasolver.runtime.parallel import World
 from sigmasolver.settings import lookup
-from sigmasolver.symmetries import SymmetryGroup, refuse_other_forcing, symmetries_of
+from sigmasolver.symmetries import SymmetryGroup, refuse_unsuitable
 from sigmasolver.tasks import COHORTS, CYLINDER, REALPDEBENCH, TEST_MODES, cohort_of, field_groups
 from sigmasolver.version import __version__
 
@@ -159,9 +160,9 @@ def evaluate_run(
         existing = _existing_rows(run, source)
         if existing:
             return existing
-        group = symmetries_of(recipe.task) if request.symmetries > 1 else None
+        group = symmetries_of_run(run, recipe) if request.symmetries > 1 else None
         if group is not None:
-            refuse_other_forcing(group, store.header)
+            refuse_unsuitable(group, recipe.task, store.header, windows.spec.space_stride)
         forecaster = Replay(load(run.path, world.device), request.precision)
         with matmul_precision("float32"):
             measured = measure(

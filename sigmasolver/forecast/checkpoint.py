@@ -24,7 +24,7 @@ from sigmasolver.recipes import Recipe
 from sigmasolver.runs import Run, read_tensors, write_tensors
 from sigmasolver.runs.quantise import dequantise
 from sigmasolver.settings import from_plain
-from sigmasolver.symmetries import SYMMETRIES
+from sigmasolver.symmetries import SYMMETRIES, SymmetryGroup, symmetries_of
 
 __all__ = [
     "ORIGINS",
@@ -51,6 +51,7 @@ __all__ = [
     "refuse_unregistered",
     "save",
     "skeleton",
+    "symmetries_of_run",
     "write_normalisers",
 ]
 
@@ -151,6 +152,13 @@ def refuse_unregistered(run: Run, name: str, registry: Registry[Any]) -> None:
     if "plugin" in origin or "package" in origin:
         source = f" from {_describe(origin)}"
     raise ValueError(f'{run.path} was trained with the {kind} "{name}"{source}, which is not registered; {remedy}.')
+
+
+def symmetries_of_run(run: Run, recipe: Recipe) -> SymmetryGroup:
+    """The symmetries of the task of a run; raises ValueError if none are known."""
+    if recipe.task.symmetries is not None:
+        refuse_unregistered(run, recipe.task.symmetries, SYMMETRIES)
+    return symmetries_of(recipe.task)
 
 
 def other_origins(run: Run, recipe: Recipe) -> list[str]:

@@ -3,6 +3,7 @@ NetCDF, Zarr or plain arrays."""
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Callable, Mapping
 from contextlib import suppress
@@ -33,13 +34,14 @@ from sigmasolver.forecast.checkpoint import (
     load_recipe,
     not_compared,
     refuse_other_domain,
+    symmetries_of_run,
 )
 from sigmasolver.forecast.replay import Replay
 from sigmasolver.forecast.symmetric import symmetric_rollout
 from sigmasolver.recipes import Recipe
 from sigmasolver.runs import Run, read_facts
 from sigmasolver.runs.files import os_errors_as_value_errors, replacing
-from sigmasolver.symmetries import symmetries_of
+from sigmasolver.symmetries import refuse_unsuitable
 from sigmasolver.tasks import Task
 
 __all__ = ["check_name", "forecast_file", "spread_message", "write_forecast"]
@@ -95,7 +97,7 @@ def forecast_file(
     run = Run(path)
     recipe = load_recipe(run)
     task = recipe.task
-    group = symmetries_of(task) if symmetries > 1 else None
+    group = symmetries_of_run(run, recipe) if symmetries > 1 else None
     forecaster = Replay(load(path, device), precision)
     known = domain_of(run)
     given = _read_start(run, recipe, start, known, forecaster.time_scale)
@@ -111,6 +113,7 @@ def forecast_file(
         solid_values = "zero" if task.steady else "copied from the last input frame"
         messages.append(f"where {task.mask} is 1, the forecast is {solid_values}")
     if group is not None:
+        refuse_unsuitable(group, task, given.header, given.space_stride)
         group.on(given.history.shape[2:-1]).first(symmetries)
     deviations, ratios = [], []
     for number, sample in enumerate(given.history, start=1):
@@ -140,7 +143,7 @@ def forecast_file(
         messages.append(spread_message(torch.cat(ratios), symmetries))
     messages.append(write_forecast(out, predicted, layout, parameters))
     if spread is not None:
-        parameters["spread"] = f"sample deviation over {symmetries} symmetries"
+        parameters["spread"] = f"deviation over {symmetries} symmetries"
         messages.append(write_forecast(spread, np.concatenate(deviations), layout, parameters))
     return messages
 
@@ -148,10 +151,12 @@ def forecast_file(
 def spread_message(ratios: torch.Tensor, symmetries: int) -> str:
     """What the relative spread (trajectories, leads, fields) over symmetries says about the error."""
     first, last = (100 * float(ratios[:, lead].mean()) for lead in (0, -1))
+    if not math.isfinite(last):
+        return f"mean over {symmetries} symmetries; some of the forecasts are not finite"
     leads = f"{first:.3g} %" if ratios.shape[1] == 1 else f"{first:.3g} % at lead 1, {last:.3g} % at the last lead"
     return (
-        f"mean over {symmetries} symmetries; the forecasts differ by {leads}: without truth, a lower estimate of the "
-        "error of one of them"
+        f"mean over {symmetries} symmetries; the forecasts deviate from it by {leads} of their norm: on average, the "
+        "error of one of them is at least that"
     )
 
 

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
     from sigmasolver.data.layout import Layout
 
-__all__ = ["BOUNDARIES", "Forecaster", "Rollout", "feed_back", "refuse_boundary_without_effect", "rollout"]
+__all__ = ["BOUNDARIES", "Forecaster", "Rollout", "feed_back", "native", "refuse_boundary_without_effect", "rollout"]
 
 T = TypeVar("T")
 Boundary = Callable[[torch.Tensor, tuple[str, ...]], torch.Tensor]
@@ -122,12 +122,12 @@ class Forecaster(nn.Module):
         input frame and of the frames after it.
         """
         weight = next(self.model.parameters(), torch.zeros(()))
-        frames = torch.as_tensor(_native(history)).to(weight.device, weight.dtype)
+        frames = torch.as_tensor(native(history)).to(weight.device, weight.dtype)
         if self.history is not None and frames.ndim > 1:
             if frames.shape[1] < self.history:
                 raise ValueError(f"Expected a history of at least {self.history} frames, got {frames.shape[1]}.")
             frames = frames[:, -self.history :]
-        times = None if time is None else torch.as_tensor(_native(time), dtype=torch.float64)
+        times = None if time is None else torch.as_tensor(native(time), dtype=torch.float64)
         if times is not None and times.ndim < 2 and self.time_scale is not None:
             ahead = self.time_scale.unit * torch.arange(steps, dtype=torch.float64, device=times.device)
             times = (times if times.ndim else times.expand(len(frames)))[:, None] + ahead
@@ -196,7 +196,7 @@ class Forecaster(nn.Module):
         return values.reshape(len(values), *(1,) * (like.ndim - 2), -1).expand(*like.shape[:-1], -1)
 
 
-def _native(values: T) -> T | np.ndarray:
+def native(values: T) -> T | np.ndarray:
     """A NumPy array in a memory layout that torch accepts: without negative strides, in the byte order of the machine;
     other values unchanged."""
     if not isinstance(values, np.ndarray):

@@ -1,11 +1,14 @@
 """Forecasts averaged over symmetries of the equation, and how much they differ.
 
-    x_g = g⁻¹ F(g h),    mean m = (1/R) Σ x_g,    spread s² = Σ (x_g − m)² / (R − 1)      at each point
+    x_g = g⁻¹ F(g h),    mean m = (1/R) Σ x_g,    spread s² = (1/R) Σ (x_g − m)²      at each point
 
-h history, F the rollout of the forecaster, g the first R symmetries of a group (`symmetries.GridSymmetries.first`). The
-exact solution does not depend on g, so whatever the x_g differ by is error: with an error b that they share, the mean
-square of theirs is b² + s², and that of m is b² + s²/R. The spread thus needs no truth, and is a lower estimate of the
-error of a single forecast.
+h history, F the rollout of the forecaster, g the first R symmetries of a group (`GridSymmetries.first`). The exact
+solution does not depend on g, so whatever the x_g differ by is error: for any truth y,
+
+    (1/R) Σ (x_g − y)² = (m − y)² + s².
+
+The spread, which needs no truth, is thus at most the root mean square error of the x_g. What they all get wrong alike
+remains in m.
 """
 
 from __future__ import annotations
@@ -16,7 +19,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 import torch
 
-from sigmasolver.forecast.forecaster import Forecaster, Rollout
+from sigmasolver.forecast.forecaster import Forecaster, Rollout, native
 from sigmasolver.symmetries import SymmetryGroup
 
 __all__ = ["SymmetricRollout", "symmetric_forecasts", "symmetric_rollout"]
@@ -29,12 +32,12 @@ class SymmetricRollout:
     mean: Rollout
     """`stopped` is the first lead at which one of the forecasts is not finite."""
     spread: torch.Tensor
-    """Sample deviation of the forecasts at each point: (B, horizon, *grid, q)."""
+    """Deviation of the forecasts at each point: (B, horizon, *grid, q)."""
 
     def relative_spread(self) -> torch.Tensor:
-        """Norm of the spread over points relative to that of the mean: (B, horizon, q)."""
+        """Norm of the spread over points, relative to the root mean square norm of the forecasts: (B, horizon, q)."""
         spread, mean = (frames.double().flatten(2, -2).norm(dim=2) for frames in (self.spread, self.mean.frames))
-        ratio: torch.Tensor = spread / mean
+        ratio: torch.Tensor = spread / torch.hypot(spread, mean)
         return ratio
 
 
@@ -70,17 +73,17 @@ def symmetric_rollout(
     """
     if copies < 2:
         raise ValueError(f"A spread needs at least 2 symmetries, got {copies}.")
-    mean = squares = torch.zeros(())
-    stopped = []
-    for number, result in enumerate(symmetric_forecasts(forecaster, history, steps, group, copies, time), start=1):
-        if number == 1:
-            mean, squares = torch.zeros_like(result.frames), torch.zeros_like(result.frames)
+    forecasts = symmetric_forecasts(forecaster, history, steps, group, copies, time)
+    first = next(forecasts)
+    mean, squares = first.frames, torch.zeros_like(first.frames)
+    stopped = [] if first.stopped is None else [first.stopped]
+    for number, result in enumerate(forecasts, start=2):
         change = result.frames - mean
         mean = mean + change / number
         squares = squares + change * (result.frames - mean)
         stopped += [] if result.stopped is None else [result.stopped]
     average = Rollout(mean, min(stopped, default=None), forecaster.targets.fields)
-    return SymmetricRollout(average, (squares / (copies - 1)).sqrt())
+    return SymmetricRollout(average, (squares / copies).sqrt())
 
 
 def symmetric_forecasts(
@@ -92,7 +95,7 @@ def symmetric_forecasts(
     time: torch.Tensor | np.ndarray | float | None = None,
 ) -> Iterator[Rollout]:
     """The forecasts that `symmetric_rollout` averages, one after the other; the first is the usual one."""
-    frames = torch.as_tensor(history)
+    frames = torch.as_tensor(native(history))
     symmetries = group.on(frames.shape[2:-1])
     for row in symmetries.first(copies):
         rows = row.expand(len(frames), -1)

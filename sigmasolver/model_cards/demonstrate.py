@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -33,6 +34,21 @@ ERRORS = {"relative_l2": "relative L2", "relative_l2_final": "relative L2, final
 
 
 @dataclass(frozen=True)
+class Average:
+    """Forecasts of the unseen windows averaged over symmetries."""
+
+    symmetries: int
+    frames: torch.Tensor
+    """(windows, horizon, *grid, q)"""
+    errors: list[float]
+    """In the order of the card."""
+    seconds: float
+    """Time for one case."""
+    message: str
+    """A line about how much the forecasts differ."""
+
+
+@dataclass(frozen=True)
 class Demonstration:
     """Results of a pretrained model on this machine."""
 
@@ -47,11 +63,7 @@ class Demonstration:
     dimensions: Dimensions
     message: str | None
     """A line about the file that was written."""
-    symmetries: int = 1
-    averaged: list[float] | None = None
-    """Errors of forecasts averaged over that many symmetries."""
-    spread: str | None = None
-    """A line about how much these forecasts differ."""
+    average: Average | None = None
 
     def table(self) -> Table:
         """The model, the trivial baseline and the solver: errors, and seconds for one case."""
@@ -64,10 +76,9 @@ class Demonstration:
             (f"{card['model']}, {_grid(card['test']['grid'])}", *model_errors, _time(self.seconds)),
             (card["test"]["yardstick"], *baseline_errors, "–"),
         ]
-        if self.averaged is not None:
-            errors_of_mean = [_percent(error) for error in self.averaged]
-            label = f"{card['model']}, mean over {self.symmetries} symmetries"
-            rows.insert(1, (label, *errors_of_mean, _time(self.symmetries * self.seconds)))
+        if self.average is not None:
+            label = f"{card['model']}, mean over {self.average.symmetries} symmetries"
+            rows.insert(1, (label, *map(_percent, self.average.errors), _time(self.average.seconds)))
         for solver in self.solver:
             solver_errors = (
                 ["the truth"] * count if solver.errors is None else [_percent(error) for error in solver.errors]
@@ -100,20 +111,21 @@ def demonstrate(
     symmetries: int = 1,
 ) -> Demonstration:
     """Forecast the unseen windows of a pretrained model and time the solver; writes the forecasts to `out` if given.
-    With several `symmetries` their mean is scored too."""
+    With several `symmetries` their mean is scored too, and is what is written."""
+    if symmetries < 1:
+        raise ValueError(f"The number of symmetries must be at least 1, got {symmetries}.")
     folder, card = pretrained.folder(name), pretrained.card(name)
     recipe, forecaster = load_recipe(Run(folder)), Replay(load(folder, device), precision)
     with open_store(folder / "windows.h5") as store:
         windows = shipped_windows(store, recipe)
         scores = score(forecaster, windows, recipe, device, tick)
-        averaged, spread = None, None
-        if symmetries > 1:
-            averaged, spread = _average(forecaster, windows, recipe, device, symmetries)
+        average = _average(forecaster, windows, recipe, device, symmetries) if symmetries > 1 else None
         seconds = seconds_of_model(windows, recipe, forecaster, device)
         solver = time_solver(windows, recipe, card["solver"]["rows"], device)
         layout = store.header.layout
         dimensions = dimensions_in(Domain.of(layout, windows.fields, windows.times))
-        frames = _forecasts(forecaster, windows, recipe, device, len(windows) if out is not None else 1)
+        count = len(windows) if out is not None else 1
+        frames = _forecasts(forecaster, windows, recipe, device, count) if average is None else average.frames
         message = None
         if out is not None:
             units = dict(zip(layout.fields, layout.units, strict=True))
@@ -123,28 +135,29 @@ def demonstrate(
                 units=tuple(units[field] for field in recipe.task.targets),
                 times=layout.times[-recipe.task.horizon :],
             )
-            facts = {"run": name, "step": read_facts(Run(folder).weights)["step"], "start": "windows of the package"}
+            facts: dict[str, Any] = {} if average is None else {"symmetries": symmetries}
+            facts |= {"run": name, "step": read_facts(Run(folder).weights)["step"], "start": "windows of the package"}
             message = write_forecast(out, frames.numpy(), layout, facts)
         first = _first_maps(windows, frames[0], recipe, dimensions)
     machine = provenance(device)["machine"]
-    return Demonstration(
-        card, scores, seconds, solver, machine, first, dimensions, message, symmetries, averaged, spread
-    )
+    return Demonstration(card, scores, seconds, solver, machine, first, dimensions, message, average)
 
 
 def _average(
     forecaster: Forecaster, windows: Windows, recipe: Recipe, device: torch.device, symmetries: int
-) -> tuple[list[float], str]:
-    """Errors of the forecasts averaged over symmetries, in the order of the card, and how much these differ."""
+) -> Average:
     group, horizon = symmetries_of(recipe.task), recipe.task.horizon
     histories, future = windows.batch(range(len(windows)))
+    start = time.perf_counter()
     with matmul_precision("float32"):
         averages = [
             symmetric_rollout(forecaster, history[None].to(device), horizon, group, symmetries) for history in histories
         ]
-    errors = card_errors(torch.cat([average.mean.frames.cpu() for average in averages]), future, recipe)
+    frames = torch.cat([average.mean.frames.cpu() for average in averages])
+    seconds = (time.perf_counter() - start) / len(histories)
     ratios = torch.cat([average.relative_spread().cpu() for average in averages])
-    return errors, spread_message(ratios, symmetries)
+    errors = card_errors(frames, future, recipe)
+    return Average(symmetries, frames, errors, seconds, spread_message(ratios, symmetries))
 
 
 def _forecasts(

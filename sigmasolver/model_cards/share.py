@@ -195,7 +195,7 @@ def _error_table(rows: Sequence[dict[str, Any]]) -> list[str]:
     names = ("part", "protocol", "horizon", "windows", "cohort", "forecast_precision", "data", "field")
     evaluations: dict[tuple[Any, ...], dict[bool, dict[str, Any]]] = {}
     for row in rows:
-        if row["metric"] == "relative_l2" and row["lead"] is None:
+        if row["metric"] == "relative_l2" and row["lead"] is None and row.get("symmetries", 1) == 1:
             key = tuple(row.get(name) for name in names)
             evaluations.setdefault(key, {})[row["model"] in TRIVIAL_BASELINES] = row
     lines = []

@@ -127,13 +127,14 @@ def _ledger() -> dict[str, Recipe]:
     with_counterparts = ("transolver-sigma", *COUNTERPARTS)
     label, improved = "-".join(IMPROVED), sum((FACTORS["kf2d"][name] for name in IMPROVED), start=())
     quarter = (f"train.updates={QUARTER['kf2d']}",)
-    muon, faster = FACTORS["kf2d"]["muon"], FACTORS["kf2d"]["peak-2e-3"]
+    muon, faster, augment = (FACTORS["kf2d"][name] for name in ("muon", "peak-2e-3", "augment"))
     candidates = {"peak-2e-3": faster, "peak-4e-3": ("train.lr=4e-3",), "muon-peak-2e-3": (*muon, *faster)}
     # A fifth or a twentieth of the cases, which fit on a disk of 64 GB, and a few per cent of the updates.
     reduced = ("task.train=100", "task.test=20", "train.updates=2500")
     return {
         **runs("darcy", ["transolver-sigma"], seeds=SEEDS),
-        **runs("darcy", ["transolver-sigma"], "augment", FACTORS["darcy"]["augment"]),
+        **runs("darcy", ["transolver-sigma"], "augment", augment),
+        **runs("darcy", ["transolver-sigma"], "muon-augment", (*muon, *augment)),
         **runs("darcy", [*COUNTERPARTS, *CALIBRATION, "transolver", "linearno", "ffno"]),
         **runs("kf2d", CALIBRATION),
         **{
@@ -151,7 +152,7 @@ def _ledger() -> dict[str, Recipe]:
         ),
         **runs("kf2d", ["transolver-sigma"]),
         **runs("ns2d", with_counterparts, "25-epochs", ("train.epochs=25",)),
-        **runs("ns2d", ["transolver-sigma"], "augment-25-epochs", ("train.epochs=25", "train.augment=true")),
+        **runs("ns2d", ["transolver-sigma"], "augment-25-epochs", ("train.epochs=25", *augment)),
         **runs("ns2d", [*ABLATIONS, *SLICE_UPDATES], "10-epochs", ("train.epochs=10",)),
         **runs("ns2d", ["transolver-sigma"], "200-epochs", ("train.epochs=200",)),
         **runs("ns2d", ["transolver-sigma"]),

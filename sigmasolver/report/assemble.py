@@ -78,7 +78,7 @@ CARDS = {
         "An error estimate without truth",
         "Error over leads of one forecast and of the mean over symmetries, and how much forecasts differ between them.",
         "The exact solution does not depend on how the input frames are turned, mirrored or shifted by a symmetry of "
-        "the equation. What forecasts differ by is therefore error, and a lower estimate of that of one forecast.",
+        "the equation. What forecasts differ by is therefore error, on average at most that of one forecast.",
     ),
     "corrections": _CardText(
         "How strongly slices correct each other",

@@ -25,7 +25,10 @@ __all__ = ["render", "to_csv", "to_json", "write_page"]
 _HERE = Path(__file__).parent
 PIXELS_PER_INCH = 138
 """CSS pixels per inch of a figure; a two-column figure is as wide as the page."""
-MEASURED = ("task", "model", "seed", "run", "diagnostic", "protocol", "part", "windows", "horizon", "grid", "cohort")
+MEASURED = (
+    "task", "model", "seed", "run", "diagnostic", "protocol", "part", "windows", "horizon", "grid", "cohort",
+    "symmetries",
+)  # fmt: skip
 """CSV columns that identify a measurement."""
 NUMBER = ("metric", "field", "lead", "time", "layer", "case", "value", "deviation")
 """CSV columns of a value; `deviation` is over windows, `time` is the time of the lead."""

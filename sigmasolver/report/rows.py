@@ -214,6 +214,11 @@ def lowest_seeds(rows: Rows) -> list[Row]:
     return [row for key, row in zip(keys, rows, strict=True) if row["seed"] == lowest[key]]
 
 
+def _settings_of(record: Row) -> str:
+    """Settings of the recipe other than the paper's; rows without them are of recipes without any, or older."""
+    return ", ".join(record.get("settings") or ())
+
+
 def precision_of(record: Row) -> str:
     """Precision of the forecast of a row; older rows lack the key and are float32."""
     precision: str = record.get("forecast_precision", "float32")
@@ -221,26 +226,34 @@ def precision_of(record: Row) -> str:
 
 
 def with_unique_names(records: Rows) -> list[dict[str, Any]]:
-    """Make model names unique: use the run name where two runs of a task share model and seed.
+    """Make model names unique: use the run name where two runs of a task share model, recorded settings and seed.
 
-    If forecasts of several precisions are present, the precision is appended to each model name, and likewise the
-    number of symmetries over which they are averaged.
+    If forecasts of several precisions are present, the precision is appended to each model name; if recipes with
+    several settings are present, the settings of those that have any; to averages the number of symmetries.
     """
-    runs: dict[tuple[str, str, Any], set[str]] = defaultdict(set)
+    runs: dict[tuple[str, str, str, Any], set[str]] = defaultdict(set)
+    settings: dict[tuple[str, str], set[str]] = defaultdict(set)
     for record in records:
-        runs[record["task"], record["model"], record["seed"]].add(record["run"])
+        runs[record["task"], record["model"], _settings_of(record), record["seed"]].add(record["run"])
+        settings[record["task"], record["model"]].add(_settings_of(record))
     ambiguous = {
-        (task, model) for (task, model, _), names in runs.items() if len(names) > 1 and model not in TRIVIAL_BASELINES
+        (task, model) for (task, model, *_), names in runs.items() if len(names) > 1 and model not in TRIVIAL_BASELINES
     }
     mixed_precisions = len({precision_of(record) for record in records}) > 1
     mixed_symmetries = len({record.get("symmetries", 1) for record in records}) > 1
 
     def name(record: Row) -> str:
-        model: str = record["run"] if (record["task"], record["model"]) in ambiguous else record["model"]
-        if model in TRIVIAL_BASELINES:
-            return model
-        averaged = f"mean over {record.get('symmetries', 1)} symmetries" if mixed_symmetries else None
-        return ", ".join(filter(None, (model, precision_of(record) if mixed_precisions else None, averaged)))
+        key = record["task"], record["model"]
+        if record["model"] in TRIVIAL_BASELINES:
+            return str(record["model"])
+        number = record.get("symmetries", 1)
+        parts = (
+            record["run"] if key in ambiguous else record["model"],
+            _settings_of(record) if len(settings[key]) > 1 and key not in ambiguous else None,
+            precision_of(record) if mixed_precisions else None,
+            f"mean over {number} symmetries" if mixed_symmetries and number > 1 else None,
+        )
+        return ", ".join(filter(None, parts))
 
     return [{**record, "model": name(record)} for record in records]
 

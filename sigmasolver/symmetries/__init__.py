@@ -1,6 +1,6 @@
 """Symmetries of equations: maps of the grid that turn solutions into solutions."""
 
-from sigmasolver.symmetries.groups import SYMMETRIES, refuse_other_forcing, register_symmetries, symmetries_of
+from sigmasolver.symmetries.groups import SYMMETRIES, refuse_unsuitable, register_symmetries, symmetries_of
 from sigmasolver.symmetries.maps import GridSymmetries, Isometry, SymmetryGroup, Translation
 
 __all__ = [
@@ -9,7 +9,7 @@ __all__ = [
     "Isometry",
     "SymmetryGroup",
     "Translation",
-    "refuse_other_forcing",
+    "refuse_unsuitable",
     "register_symmetries",
     "symmetries_of",
 ]

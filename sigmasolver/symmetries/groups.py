@@ -6,15 +6,16 @@ import itertools
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import torch
 
 from sigmasolver.data.header import Header
 from sigmasolver.plugins import Registry
 from sigmasolver.simulate.vorticity import NS2D, Vorticity
-from sigmasolver.symmetries.maps import Isometry, SymmetryGroup, Translation
-from sigmasolver.tasks import Task
+from sigmasolver.symmetries.maps import Isometry, SymmetryGroup, Translation, refuse_unknown_vectors
+from sigmasolver.tasks import TASKS, VELOCITY, Task
 
-__all__ = ["SYMMETRIES", "refuse_other_forcing", "register_symmetries", "symmetries_of"]
+__all__ = ["SYMMETRIES", "refuse_unsuitable", "register_symmetries", "symmetries_of"]
 
 
 def _signed_permutations(axes: int) -> tuple[Isometry, ...]:
@@ -74,6 +75,9 @@ SYMMETRIES: Registry[SymmetryGroup] = Registry(
     "symmetry group",
     {
         "square": SymmetryGroup(_signed_permutations(2)),
+        "periodic-square": SymmetryGroup(
+            _signed_permutations(2), (Translation((1, 0)), Translation((0, 1))), periodic=True
+        ),
         "periodic-cube": SymmetryGroup(
             _signed_permutations(3),
             (Translation((1, 0, 0)), Translation((0, 1, 0)), Translation((0, 0, 1))),
@@ -95,7 +99,6 @@ OF_BENCHMARKS = {
     "darcy": "square",
     "ns2d": "diagonal-forcing",
     "kf2d": "kolmogorov-8",
-    "demo": "kolmogorov-4",
     "it3d": "periodic-cube",
     "smoke3d": "upright-box",
 }
@@ -120,29 +123,60 @@ def register_symmetries(name: str, group: SymmetryGroup) -> None:
 
 
 def symmetries_of(task: Task) -> SymmetryGroup:
-    """The symmetries of a task; raises ValueError if none are known."""
-    name = task.symmetries or OF_BENCHMARKS.get(task.name)
+    """The symmetries that a task names, or those of the benchmark task whose fields and normaliser it has; raises
+    ValueError if none are known."""
+    name, benchmark = task.symmetries, TASKS.get(task.name)
+    facts = ("inputs", "targets", "steady", "normaliser")
+    if name is None and benchmark and all(getattr(task, fact) == getattr(benchmark, fact) for fact in facts):
+        name = OF_BENCHMARKS.get(task.name)
     if name is None:
         raise ValueError(
-            f"No symmetries of the task {task.name} are known; set task.symmetries to one of "
-            f"{', '.join(SYMMETRIES.names())}, or to your own (register_symmetries)."
+            f"No symmetries of the task {task.name} are known; train with --set task.symmetries=NAME, one of "
+            f"{', '.join(SYMMETRIES.names())} or your own (register_symmetries)."
         )
     return SYMMETRIES.find(name)
 
 
-def refuse_other_forcing(group: SymmetryGroup, header: Header) -> None:
-    """Raise ValueError if these data are a simulated flow whose forcing the group does not leave unchanged. Other data
-    do not state their forcing."""
-    names = ("forcing_wave", "forcing_cosine", "forcing_sine")
+def refuse_unsuitable(group: SymmetryGroup, task: Task, header: Header, space_stride: int) -> None:
+    """Raise ValueError if data of a task do not have these symmetries, as far as they tell: by their axes, boundaries,
+    points and fields, and, if they are simulated, their forcing."""
+    layout = header.layout
+    group.on([-(-points // space_stride) for points in header.grid])
+    fields = tuple(dict.fromkeys((*task.inputs, *task.targets)))
+    refuse_unknown_vectors(fields, group.axes, task.vectors)
+    if VELOCITY[0] in fields and layout.axis_names != ("x", "y", "z")[: group.axes]:
+        raise ValueError(
+            f"Symmetries need velocity_x along the first axis, ..., but the axes of these data are "
+            f"{', '.join(layout.axis_names)}; transpose the data, or omit the symmetries."
+        )
+    for name, boundary, coordinates in zip(layout.axis_names, layout.boundary, layout.coordinates, strict=True):
+        if (boundary == "periodic") != group.periodic:
+            raise ValueError(
+                f"These symmetries are those of a box that is {'' if group.periodic else 'not '}periodic, but the axis "
+                f"{name} of the data is {boundary}; set task.symmetries to others, or state the boundary of the data."
+            )
+        distances = coordinates + coordinates[::-1]
+        if not group.periodic and (
+            (len(coordinates) - 1) % space_stride or not np.allclose(distances, distances[0], rtol=1e-6)
+        ):
+            raise ValueError(
+                f"The points of axis {name} are not symmetric about its centre (every {space_stride} of "
+                f"{len(coordinates)} is used), but a reflection exchanges its ends; use a stride that keeps both ends."
+            )
+    _refuse_other_forcing(group, header)
+
+
+def _refuse_other_forcing(group: SymmetryGroup, header: Header) -> None:
+    """Raise ValueError if these data are a simulated flow whose forcing the group does not leave unchanged."""
+    names = ("forcing_wave", "forcing_cosine", "forcing_sine", "grid")
     if header.source != Vorticity.name or any(name not in header.parameters for name in names):
         return
-    wave, cosine, sine = (header.parameters[name] for name in names)
-    points = header.grid[0]
+    wave, cosine, sine, points = (header.parameters[name] for name in names)
     flow = replace(NS2D, grid=points, stored=points, forcing_wave=tuple(wave), forcing_cosine=cosine, forcing_sine=sine)
-    symmetries = group.on(header.grid)
-    rows = torch.zeros(len(group.isometries) + len(group.translations), 1 + len(group.translations), dtype=torch.int64)
-    rows[: len(group.isometries), 0] = torch.arange(len(group.isometries))
-    rows[len(group.isometries) :, 1:] = torch.eye(len(group.translations), dtype=torch.int64)
+    symmetries, translations = group.on((points, points)), len(group.translations)
+    isometries = symmetries.first(len(group.isometries))
+    steps = torch.cat((torch.zeros(translations, 1), torch.eye(translations)), dim=1).long()
+    rows = torch.cat((isometries, steps))
     forcing = flow.forcing()[None, None, ..., None].expand(len(rows), -1, -1, -1, -1)
     change = symmetries.apply(forcing, ("vorticity",), rows) - forcing
     if float(change.abs().amax()) > 1e-9 * float(forcing.abs().amax()):

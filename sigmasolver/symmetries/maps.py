@@ -17,6 +17,8 @@ Letters: B batch, T frames, N points, d axes, q fields, K translations.
 
 from __future__ import annotations
 
+import math
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
@@ -26,10 +28,10 @@ import torch
 from sigmasolver.sampling import hashed_seed
 from sigmasolver.tasks import VELOCITY, velocity_in
 
-__all__ = ["GridSymmetries", "Isometry", "SymmetryGroup", "Translation"]
+__all__ = ["GridSymmetries", "Isometry", "SymmetryGroup", "Translation", "refuse_unknown_vectors"]
 
-PSEUDOSCALARS = ("vorticity",)
-"""Fields that change sign under a reflection of the plane."""
+PSEUDOSCALARS = ("vorticity", "stream_function", "streamfunction")
+"""Fields that change sign under a reflection of the plane; other fields are scalars."""
 Matrix = tuple[tuple[int, ...], ...]
 
 
@@ -52,6 +54,12 @@ class Translation:
     parts: int | None = None
     """Steps in a side of the box; none: one for each grid point."""
 
+    def __post_init__(self) -> None:
+        if not any(self.direction):
+            raise ValueError("A translation needs a direction that is not zero along every axis.")
+        if self.parts is not None and self.parts < 1:
+            raise ValueError(f"parts of a translation is {self.parts}; it must be at least 1.")
+
 
 @dataclass(frozen=True)
 class SymmetryGroup:
@@ -60,15 +68,16 @@ class SymmetryGroup:
     Args:
         isometries: one of each class of symmetries that differ by a translation.
         translations: independent ones.
-        periodic: whether the box is periodic; otherwise its sides are exchanged by a reflection.
+        periodic: whether the box is periodic along every axis; otherwise it is along none, and a reflection exchanges
+            its sides.
 
     Example:
         >>> from sigmasolver.symmetries import Isometry, SymmetryGroup, Translation
-        >>> channel = SymmetryGroup(  # periodic along x, mirrored across the centre line
-        ...     (Isometry(((1, 0), (0, 1))), Isometry(((1, 0), (0, -1)))), (Translation((1, 0)),), periodic=True
+        >>> shear = SymmetryGroup(  # the same at every x, and after a half turn
+        ...     (Isometry(((1, 0), (0, 1))), Isometry(((-1, 0), (0, -1)))), (Translation((1, 0)),), periodic=True
         ... )
-        >>> len(channel.isometries)
-        2
+        >>> len(shear.on((64, 32)))
+        128
     """
 
     isometries: tuple[Isometry, ...]
@@ -151,15 +160,15 @@ class GridSymmetries:
         for translation in group.translations:
             self._step(translation)
 
+    def __len__(self) -> int:
+        """Number of symmetries."""
+        return len(self.group.isometries) * math.prod(self.counts())
+
     def counts(self) -> list[int]:
         """Number of different steps along each translation."""
-        moving = (
-            [points for points, steps in zip(self.grid, translation.direction, strict=True) if steps]
-            for translation in self.group.translations
-        )
         return [
-            max(points) if translation.parts is None else translation.parts
-            for points, translation in zip(moving, self.group.translations, strict=True)
+            math.lcm(*(points // math.gcd(points, step) for points, step in zip(self.grid, steps, strict=True)))
+            for steps in map(self._step, self.group.translations)
         ]
 
     def random(self, count: int, generator: torch.Generator) -> torch.Tensor:
@@ -171,8 +180,10 @@ class GridSymmetries:
         """`count` different symmetries, always the same: the identity, then every isometry, then isometries with
         random translations."""
         isometries = len(self.group.isometries)
-        if count > isometries and not self.group.translations:
-            raise ValueError(f"There are only {isometries} symmetries, not {count}.")
+        if not 1 <= count <= len(self):
+            raise ValueError(
+                f"This grid has {len(self)} symmetries; choose a number from 1 to {len(self)}, not {count}."
+            )
         rows = torch.zeros(min(count, isometries), 1 + len(self.group.translations), dtype=torch.int64)
         rows[:, 0] = torch.arange(len(rows))
         generator = torch.Generator().manual_seed(hashed_seed("symmetries"))
@@ -262,14 +273,28 @@ class GridSymmetries:
         return moved * signs.to(moved.dtype).view(len(signs), *(1,) * (frames.ndim - 2), -1)
 
 
+def refuse_unknown_vectors(fields: Sequence[str], axes: int, vectors: Sequence[Sequence[str]] = ()) -> None:
+    """Raise ValueError if some of these fields are components of a vector that symmetries do not transform; `vectors`
+    as in `Task`."""
+    velocity = VELOCITY[:axes]
+    stems = [match[1] for name in fields if name not in velocity and (match := re.fullmatch("(.*)[xyz]", name, re.I))]
+    unknown = [name for name in fields if name in VELOCITY and not set(velocity) <= set(fields)]
+    unknown += [name for vector in vectors for name in vector if name not in velocity]
+    unknown += [name for name in velocity_in(fields) if name not in velocity]
+    unknown += [name for name in fields if name not in velocity and stems.count(name[:-1]) > 1]
+    unknown += [name for name in fields if name.startswith("vorticity") and (name != "vorticity" or axes != 2)]
+    if unknown:
+        raise ValueError(
+            f"Symmetries transform the vector {', '.join(velocity)} along the first, second, ... axis and the "
+            f"vorticity of a plane flow, but not {', '.join(dict.fromkeys(unknown))}; rename these fields, or omit the "
+            "symmetries."
+        )
+
+
 def _field_maps(fields: tuple[str, ...], matrix: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """Source channel and sign of each field for matrices (n, d, d): int64 (n, q)."""
+    refuse_unknown_vectors(fields, matrix.shape[-1])
     components = [fields.index(name) for name in VELOCITY if name in fields]
-    if (components and len(components) != matrix.shape[-1]) or (velocity_in(fields) and not components):
-        raise ValueError(
-            f"A symmetry transforms the components of a velocity together, named {', '.join(VELOCITY)} along the "
-            f"first, second and third axis; the fields are {', '.join(fields)}."
-        )
     channels = torch.arange(len(fields)).repeat(len(matrix), 1)
     signs = torch.ones_like(channels)
     for name in PSEUDOSCALARS:

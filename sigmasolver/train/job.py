@@ -44,7 +44,7 @@ from sigmasolver.runs import Run
 from sigmasolver.runs.files import remove_abandoned
 from sigmasolver.runtime.parallel import local_process_count
 from sigmasolver.settings import to_plain
-from sigmasolver.symmetries import SYMMETRIES, refuse_other_forcing, symmetries_of
+from sigmasolver.symmetries import SYMMETRIES, refuse_unsuitable, symmetries_of
 from sigmasolver.train.engine import Execution, blocks_to_recompute
 from sigmasolver.train.loop import Data, Progress, StepPlan, train
 from sigmasolver.train.objectives import LOSSES
@@ -145,7 +145,7 @@ def _prepare(
         raise ValueError(f"The training split of {store.path} is empty; give it at least one window.")
     refuse_other_grid(training, recipe)
     if recipe.train.augment:
-        refuse_other_forcing(symmetries_of(recipe.task), store.header)
+        refuse_unsuitable(symmetries_of(recipe.task), recipe.task, store.header, recipe.task.space_stride)
     validation = recipe.windows_of(store, "validation")
     _check_masks(recipe, training)
     if validation is not None:

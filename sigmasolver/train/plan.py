@@ -19,6 +19,7 @@ import torch
 from sigmasolver.forecast.checkpoint import refuse_beyond_limits, skeleton
 from sigmasolver.models.layers import draws_noise
 from sigmasolver.recipes import Recipe, changed
+from sigmasolver.symmetries import symmetries_of
 from sigmasolver.train.dry_run import Cost, estimate_cost, planned_windows
 from sigmasolver.train.engine import Execution, blocks_of
 from sigmasolver.train.job import available_memory, fits_on_device, refuse_too_large, refuse_without_effect
@@ -84,6 +85,8 @@ def predict(recipe: Recipe, execution: Execution, memory: float, move: Move | No
     """Predict the cost of the training on this device, with `memory` bytes available."""
     if not 0 < memory < inf:
         raise ValueError(f"The memory is {memory / 1e9:g} GB; it must be positive and finite.")
+    if recipe.train.augment:
+        symmetries_of(recipe.task).on(recipe.task.grid)
     _refuse_unmeasurable(recipe, execution)
     parameters = sum(parameter.numel() for parameter in skeleton(recipe).parameters())
     windows, known = planned_windows(recipe)
@@ -171,6 +174,8 @@ def _flops_per_second() -> float:
 def _probe(recipe: Recipe, execution: Execution, move: Move | None) -> dict[tuple[int, ...], Cost]:
     """Measure an update on two smaller grids, the largest pair that fits on the device."""
     memory = available_memory(execution.world.device)
+    # Augmentation costs next to nothing, but its symmetries may not fit the smaller grids.
+    recipe = replace(recipe, train=replace(recipe.train, augment=False))
     pairs = [probe_grids(recipe, shares) for shares in SHARES]
     for grids in (pairs[0], *(pair for pair in pairs[1:] if len(pair) > 1)):
         measured: dict[tuple[int, ...], Cost] = {}

@@ -11,10 +11,12 @@ from sigmasolver.data.windows import Windows
 from sigmasolver.diagnose.subject import NotApplicable, Subject
 from sigmasolver.diagnose.symmetry import COPIES, symmetry
 from sigmasolver.forecast.checkpoint import build
+from sigmasolver.forecast.symmetric import symmetric_forecasts
 from sigmasolver.recipes import ModelRecipe, Recipe, TrainRecipe
 from sigmasolver.runs import Run
 from sigmasolver.simulate.darcy import Darcy
 from sigmasolver.simulate.generate import generate
+from sigmasolver.symmetries import SYMMETRIES
 from sigmasolver.tasks import Task
 
 TASK = Task("small", ("coefficient",), ("pressure",), (9, 9), 1, 1, 1, 4, 3, "scalar", steady=True, symmetries="square")
@@ -54,7 +56,7 @@ def test_rows_match_hand_computed_values(data, tmp_path):
             forecasts.append(frames.transpose(2, 3) if mirrored else frames)
     members = torch.stack(forecasts).double()
     size = truth.double().flatten(1).norm(dim=1)
-    spread = members.std(0).flatten(1).norm(dim=1) / size
+    spread = members.std(0, correction=0).flatten(1).norm(dim=1) / size
     error = (members.mean(0) - truth).flatten(1).norm(dim=1) / size
     single = (members[0] - truth).flatten(1).norm(dim=1) / size
     for metric, values in (("spread_lead", spread), ("error_lead", error), ("single_lead", single)):
@@ -64,8 +66,31 @@ def test_rows_match_hand_computed_values(data, tmp_path):
     assert float(spread.mean()) > 1e-3
 
 
+def test_spread_is_at_most_the_root_mean_square_error(data, tmp_path):
+    """For any truth: here the models are untrained, and the truth is scaled away from them or close to them."""
+    with open_store(data) as store:
+        subject = subject_of(store, tmp_path)
+        history, truth = subject.windows.batch([0, 1, 2])
+        group = SYMMETRIES["square"]
+        members = torch.stack(
+            [f.frames for f in symmetric_forecasts(subject.forecaster, history, 1, group, 8)]
+        ).double()
+    spread = members.std(0, correction=0).flatten(1).norm(dim=1)
+    for other in (truth.double(), members.mean(0), members[0]):
+        error = (members - other).square().mean(0).flatten(1).sum(1).sqrt()
+        assert bool((spread <= error * (1 + 1e-9)).all())
+
+
 def test_task_without_symmetries_is_skipped_with_the_reason(data, tmp_path):
     with open_store(data) as store:
         subject = subject_of(store, tmp_path, replace(TASK, symmetries=None))
         with pytest.raises(NotApplicable, match="No symmetries of the task small are known"):
             symmetry(subject)
+
+
+def test_vectors_with_other_names_are_skipped_with_the_reason(data, tmp_path):
+    with open_store(data) as store:
+        subject = subject_of(store, tmp_path, replace(TASK, vectors=()))
+        task = replace(TASK, inputs=("coefficient", "force_x", "force_y"))
+        with pytest.raises(NotApplicable, match="but not force_x, force_y; rename these fields"):
+            symmetry(replace(subject, recipe=replace(subject.recipe, task=task)))

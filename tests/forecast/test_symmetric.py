@@ -12,7 +12,7 @@ from torch import nn
 from sigmasolver.data.normalise import Normaliser
 from sigmasolver.data.store import open_store
 from sigmasolver.forecast import Forecaster
-from sigmasolver.forecast.files import forecast_file
+from sigmasolver.forecast.files import forecast_file, spread_message
 from sigmasolver.forecast.symmetric import symmetric_forecasts, symmetric_rollout
 from sigmasolver.recipes import ModelRecipe, Recipe, TrainRecipe
 from sigmasolver.runs import Run
@@ -65,19 +65,22 @@ def test_mean_and_spread_match_definition(copies):
     )
     expected = 2 * history[:, -1:] + biases.mean(0)
     torch.testing.assert_close(average.mean.frames, expected, rtol=0, atol=1e-14)
-    torch.testing.assert_close(average.spread, biases.std(0).expand_as(average.spread), rtol=0, atol=1e-13)
-    ratio = average.spread.flatten(2, -2).norm(dim=2) / average.mean.frames.flatten(2, -2).norm(dim=2)
-    torch.testing.assert_close(average.relative_spread(), ratio)
+    torch.testing.assert_close(
+        average.spread, biases.std(0, correction=0).expand_as(average.spread), rtol=0, atol=1e-13
+    )
+    forecasts = torch.stack([f.frames for f in symmetric_forecasts(forecaster_of(bias), history, 1, GROUP, copies)])
+    size = forecasts.flatten(3, -2).norm(dim=3).square().mean(0).sqrt()  # (B, H, q)
+    torch.testing.assert_close(average.relative_spread(), average.spread.flatten(2, -2).norm(dim=2) / size)
 
 
 def test_mean_square_error_is_that_of_the_mean_plus_the_spread():
-    """E|x_g - y|² = |m - y|² + (R - 1)/R s², so the spread is a lower estimate of the error of one forecast."""
+    """So the spread is at most the root mean square error, whatever the truth."""
     history, truth = random(1, 2, 8, 8, 1), random(1, 4, 8, 8, 1, seed=2)
     forecaster = forecaster_of(random(8, 8, 1, seed=1))
     forecasts = torch.stack([result.frames for result in symmetric_forecasts(forecaster, history, 4, GROUP, 6)])
     average = symmetric_rollout(forecaster, history, 4, GROUP, 6)
     single = (forecasts - truth).square().mean(0)
-    torch.testing.assert_close(single, (average.mean.frames - truth).square() + 5 / 6 * average.spread.square())
+    torch.testing.assert_close(single, (average.mean.frames - truth).square() + average.spread.square())
 
 
 def test_first_forecast_is_the_usual_one():
@@ -137,8 +140,19 @@ def test_forecast_file_writes_mean_and_spread(run, tmp_path):
             np.testing.assert_allclose(store[:], frames.numpy(), rtol=1e-5, atol=1e-5)
             assert store.header.parameters["symmetries"] == 4
     first, last = (100 * float(average.relative_spread()[:, lead].mean()) for lead in (0, -1))
-    text = f"differ by {first:.3g} % at lead 1, {last:.3g} % at the last lead"
+    text = f"deviate from it by {first:.3g} % at lead 1, {last:.3g} % at the last lead of their norm"
     assert any(text in message for message in messages)
+
+
+def test_arrays_of_any_byte_order_and_strides_are_accepted():
+    history, forecaster = random(1, 2, 8, 8, 1), forecaster_of(random(8, 8, 1, seed=1))
+    expected = symmetric_rollout(forecaster, history, 2, GROUP, 3).mean.frames
+    for array in (history.numpy().astype(">f8"), history.numpy()[:, :, ::-1][:, :, ::-1]):
+        assert torch.equal(symmetric_rollout(forecaster, array, 2, GROUP, 3).mean.frames, expected)
+
+
+def test_non_finite_spread_is_said_in_words():
+    assert "some of the forecasts are not finite" in spread_message(torch.tensor([[[math.nan]]]), 2)
 
 
 def test_unsuitable_options_are_refused_before_forecasting(run, tmp_path):
@@ -153,3 +167,4 @@ def test_unsuitable_options_are_refused_before_forecasting(run, tmp_path):
     assert forecast(spread=tmp_path / "spread.h5") == "A spread needs --symmetries with at least 2."
     assert "cannot be both outputs" in forecast(symmetries=2, spread=tmp_path / "out.h5")
     assert "must end in" in forecast(symmetries=2, spread=tmp_path / "spread.txt")
+    assert "This grid has 256 symmetries" in forecast(symmetries=257)

@@ -22,6 +22,7 @@ from sigmasolver.data.domain import Domain
 from sigmasolver.data.store import Writer, open_store
 from sigmasolver.evaluate import metrics
 from sigmasolver.forecast.checkpoint import domain_of, load, load_recipe
+from sigmasolver.forecast.symmetric import symmetric_rollout
 from sigmasolver.model_cards.make import LIMIT, _choose_encoding, data_facts, make_folder
 from sigmasolver.model_cards.score import score, shipped_windows, unseen_windows
 from sigmasolver.model_cards.share import RUN_FILES, as_run
@@ -30,6 +31,7 @@ from sigmasolver.recipes import changed, changed_settings, recipe_of
 from sigmasolver.runs import Run, read_rows, read_tensors, replace_rows, write_tensors
 from sigmasolver.simulate import SIMULATORS, simulator_of
 from sigmasolver.simulate.generate import generate, header_of
+from sigmasolver.symmetries import SYMMETRIES
 
 ROOT = Path(__file__).parents[2]
 FRESH = 8
@@ -236,6 +238,29 @@ def test_forecast_of_a_pretrained_model_by_name(two_windows, call, tmp_path, mon
     ):
         code, _, err = call(*args)
         assert code == 2 and message in err
+
+
+def test_forecast_of_a_pretrained_model_averaged_over_symmetries(two_windows, call, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    code, out, err = call("forecast", "darcy", "--symmetries", "2", "--out", "p.h5")
+    assert code == 0, err
+    with open_store(Path("p.h5")) as store:
+        frames = torch.from_numpy(store[:])
+        assert store.header.parameters["symmetries"] == 2
+    with open_store(pretrained.folder("darcy") / "windows.h5") as store:
+        history = torch.from_numpy(store[:][..., :1].astype(np.float32))
+    average = symmetric_rollout(sigmasolver.load("darcy"), history, 1, SYMMETRIES["square"], 2)
+    torch.testing.assert_close(frames, average.mean.frames, rtol=1e-4, atol=1e-7)
+    errors = [float(metrics.relative_l2(values, two_windows).mean()) for values in (average.mean.frames, frames)]
+    assert errors[0] == pytest.approx(errors[1], rel=1e-3)
+    (line,) = (line for line in out.splitlines() if line.startswith("  transolver-sigma, mean over 2"))
+    assert f"{100 * errors[1]:.3g} %" in line
+    assert f"deviate from it by {100 * float(average.relative_spread().mean()):.3g} % of their norm" in out
+    for number, message in (("0", "must be at least 1, got 0"), ("9", "This grid has 8 symmetries")):
+        code, _, err = call("forecast", "darcy", "--symmetries", number)
+        assert code == 2 and message in err
+    code, _, err = call("forecast", "darcy", "--spread", "s.h5")
+    assert code == 2 and "--spread requires --input" in err
 
 
 def test_forecast_of_a_pretrained_model_from_own_frames(call, tmp_path):

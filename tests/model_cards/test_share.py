@@ -9,6 +9,7 @@ from safetensors.torch import load_file
 
 import sigmasolver
 from sigmasolver import api
+from sigmasolver.model_cards import share
 from sigmasolver.model_cards.share import save_pretrained
 from sigmasolver.recipes import ModelRecipe, Recipe, TrainRecipe
 from sigmasolver.runs import Run, read_rows
@@ -79,6 +80,13 @@ def test_save_pretrained_card_has_errors_of_model_and_baseline(run, tmp_path):
     printed = [float(cell.split()[0]) for cell in line.strip("| ").split(" | ")[2:]]
     assert printed == pytest.approx([100 * own, 100 * persistence], rel=5e-3)
     assert len(read_rows(run.records)) == len(records)
+
+
+def test_save_pretrained_card_leaves_averages_over_symmetries_out(run, tmp_path):
+    records = [row for row in api.evaluate_run(run) if row["metric"] == "relative_l2"]
+    averaged = [{**row, "symmetries": 4, "value": 0.1234} for row in records]
+    table = share._error_table([*records, *averaged])
+    assert table == share._error_table(records) and not any("12.3" in line for line in table)
 
 
 def test_evaluate_published_folder_requires_data(run, tmp_path, call):

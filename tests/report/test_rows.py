@@ -137,3 +137,14 @@ def test_named_apart_keeps_model_names_across_tasks():
     twin = errors("ns2d", "ffno", run="twin")
     names = {(r["task"], r["model"]) for r in with_unique_names([*flow, *twin, *smoke])}
     assert {("ns2d", "ns2d-ffno-42"), ("ns2d", "twin"), ("smoke3d", "ffno")} <= names
+
+
+def test_unique_names_separate_recipes_by_their_recorded_settings():
+    """Seeds of one recipe stay together, whatever other recipes of the model there are."""
+    usual = [r for seed in (42, 43) for r in errors("darcy", "transolver-sigma", seed)]
+    augmented = [
+        {**r, "run": "augmented", "settings": ["train.augment=True"]} for r in errors("darcy", "transolver-sigma", 42)
+    ]
+    names = {r["model"] for r in with_unique_names([*usual, *augmented])}
+    assert names == {"transolver-sigma", "transolver-sigma, train.augment=True", "persistence"}
+    assert {r["model"] for r in with_unique_names(augmented)} == {"transolver-sigma", "persistence"}

@@ -74,6 +74,15 @@ def test_predict_memory_from_smaller_grids(name):
     assert prediction.update.memory == pytest.approx(estimate_cost(recipe, Execution()).memory, rel=0.02)
 
 
+def test_predict_augmented_training_on_a_grid_that_its_symmetries_fit():
+    """Those of the smaller grids need not."""
+    recipe = changed(recipe_of("kf2d"), ["task.grid=80,80", "model.width=16", "model.depth=1", "train.augment=true"])
+    usual = changed(recipe, ["train.augment=false"])
+    assert predict(recipe, Execution(), PLENTY).probed == predict(usual, Execution(), PLENTY).probed
+    with pytest.raises(ValueError, match="not a whole number of its 81 grid points"):
+        predict(changed(recipe, ["task.grid=81,81"]), Execution(), PLENTY)
+
+
 def test_alive_counts_bytes_by_hand():
     excluded = torch.randn(1000)  # not counted, like the training windows
     with LiveMemory(excluded) as alive:

@@ -36,7 +36,7 @@ tab:realm-standard-deviations fig:exact-error-decomposition tab:decomposition-co
 """
 LABELS = LABEL_TEXT.split()
 """All tables and figures of the paper, in order."""
-EXTRA_COMMANDS = {"figure spectra", "figure components", "figure training-cost", "table comparison"}
+EXTRA_COMMANDS = {"figure spectra", "figure symmetry", "figure components", "figure training-cost", "table comparison"}
 REGISTRIES = {"figure": FIGURES, "table": TABLES, "suite": SUITES}
 """Commands whose first argument comes from a registry."""
 

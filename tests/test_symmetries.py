@@ -26,8 +26,12 @@ from sigmasolver.symmetries import (
 from sigmasolver.symmetries.maps import refuse_unknown_vectors
 from sigmasolver.tasks import TASKS
 
-FIELDS = {2: ("vorticity", "temperature"), 3: ("density", "velocity_x", "velocity_y", "velocity_z")}
-GRIDS = {name: (16,) * group.axes if group.axes == 2 else (4,) * 3 for name, group in SYMMETRIES.items()}
+FIELDS = {
+    1: ("temperature",),
+    2: ("vorticity", "temperature"),
+    3: ("density", "velocity_x", "velocity_y", "velocity_z"),
+}
+GRIDS = {name: (16,) * group.axes if group.axes < 3 else (4,) * 3 for name, group in SYMMETRIES.items()}
 
 
 def every_row(symmetries: GridSymmetries) -> torch.Tensor:
@@ -251,6 +255,13 @@ def test_vectors_with_other_names_are_refused(fields, vectors, unknown) -> None:
     with pytest.raises(ValueError, match=f"but not {unknown}; rename these fields"):
         refuse_unknown_vectors(fields, 2, vectors)
     refuse_unknown_vectors(("velocity_x", "velocity_y", "vorticity", "index", "density"), 2)
+
+
+def test_shifts_move_all_components_alike() -> None:
+    shifts = SYMMETRIES["shifts-2d"].on((4, 6))
+    frames = torch.randn(1, 2, 4, 6, 3, generator=torch.Generator().manual_seed(0))
+    moved = shifts.apply(frames, ("u", "v", "Bx"), torch.tensor([[0, 1, 2]]))
+    assert torch.equal(moved, frames.roll((-1, -2), (2, 3)))
 
 
 def test_own_task_with_the_name_of_a_benchmark_has_no_symmetries() -> None:

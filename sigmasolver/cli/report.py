@@ -40,8 +40,8 @@ def figure(
     name: Annotated[
         str,
         typer.Argument(
-            help="teacher-forcing, rollout, decomposition, maps, case-study, corrections, routing, spectra, "
-            "components, efficiency, training-cost or scaling."
+            help="teacher-forcing, rollout, decomposition, symmetry, maps, case-study, corrections, routing, "
+            "spectra, components, efficiency, training-cost or scaling."
         ),
     ],
     runs: Records,

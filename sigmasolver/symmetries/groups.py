@@ -36,6 +36,12 @@ IDENTITY = ((1, 0), (0, 1))
 HALF_TURN = ((-1, 0), (0, -1))
 
 
+def _all_shifts(axes: int) -> SymmetryGroup:
+    """All shifts of a periodic box."""
+    lines = tuple(tuple(int(a == b) for b in range(axes)) for a in range(axes))
+    return SymmetryGroup((Isometry(lines),), tuple(map(Translation, lines)), periodic=True)
+
+
 def _kolmogorov(waves: int) -> SymmetryGroup:
     """Flow on a torus driven by cos(2π waves y) in the vorticity equation: a reflection changes the sign of the
     vorticity, and a shift by half a wave that of the forcing."""
@@ -74,15 +80,12 @@ def _check_group(name: str, group: Any) -> SymmetryGroup:
 SYMMETRIES: Registry[SymmetryGroup] = Registry(
     "symmetry group",
     {
+        "shifts-1d": _all_shifts(1),
+        "shifts-2d": _all_shifts(2),
+        "shifts-3d": _all_shifts(3),
         "square": SymmetryGroup(_signed_permutations(2)),
-        "periodic-square": SymmetryGroup(
-            _signed_permutations(2), (Translation((1, 0)), Translation((0, 1))), periodic=True
-        ),
-        "periodic-cube": SymmetryGroup(
-            _signed_permutations(3),
-            (Translation((1, 0, 0)), Translation((0, 1, 0)), Translation((0, 0, 1))),
-            periodic=True,
-        ),
+        "periodic-square": replace(_all_shifts(2), isometries=_signed_permutations(2)),
+        "periodic-cube": replace(_all_shifts(3), isometries=_signed_permutations(3)),
         "upright-box": SymmetryGroup(
             (Isometry(((1, 0, 0), (0, 1, 0), (0, 0, 1))), Isometry(((0, 1, 0), (1, 0, 0), (0, 0, 1))))
         ),
@@ -142,9 +145,10 @@ def refuse_unsuitable(group: SymmetryGroup, task: Task, header: Header, space_st
     points and fields, and, if they are simulated, their forcing."""
     layout = header.layout
     group.on([-(-points // space_stride) for points in header.grid])
-    fields = tuple(dict.fromkeys((*task.inputs, *task.targets)))
-    refuse_unknown_vectors(fields, group.axes, task.vectors)
-    if VELOCITY[0] in fields and layout.axis_names != ("x", "y", "z")[: group.axes]:
+    fields, turns = tuple(dict.fromkeys((*task.inputs, *task.targets))), len(group.isometries) > 1
+    if turns:
+        refuse_unknown_vectors(fields, group.axes, task.vectors)
+    if turns and VELOCITY[0] in fields and layout.axis_names != ("x", "y", "z")[: group.axes]:
         raise ValueError(
             f"Symmetries need velocity_x along the first axis, ..., but the axes of these data are "
             f"{', '.join(layout.axis_names)}; transpose the data, or omit the symmetries."

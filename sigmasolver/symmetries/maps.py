@@ -293,8 +293,9 @@ def refuse_unknown_vectors(fields: Sequence[str], axes: int, vectors: Sequence[S
 
 def _field_maps(fields: tuple[str, ...], matrix: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """Source channel and sign of each field for matrices (n, d, d): int64 (n, q)."""
-    refuse_unknown_vectors(fields, matrix.shape[-1])
-    components = [fields.index(name) for name in VELOCITY if name in fields]
+    if len(matrix) > 1:  # shifts alone do not act on the fields
+        refuse_unknown_vectors(fields, matrix.shape[-1])
+    components = [fields.index(name) for name in VELOCITY if name in fields and len(matrix) > 1]
     channels = torch.arange(len(fields)).repeat(len(matrix), 1)
     signs = torch.ones_like(channels)
     for name in PSEUDOSCALARS:

@@ -22,7 +22,7 @@ from sigmasolver.train.plan import advise, predict
 
 NAME = "two-convolutions"
 FLOW = replace(DEMO, grid=32, stored=16, step=1 / 64, burn_in=1.0, frames=8)
-TASK = Task("tiny", ("vorticity",), ("vorticity",), (16, 16), 2, 1, 3, 6, 2, "channel")
+TASK = Task("tiny", ("vorticity",), ("vorticity",), (16, 16), 2, 1, 3, 6, 2, "channel", symmetries="kolmogorov-4")
 RECIPE = Recipe(TASK, ModelRecipe(name=NAME, width=8, heads=2), TrainRecipe(updates=8, batch=4, seed=3, checks=2))
 NEED_SLICES = {"corrections", "routing", "geometry"}
 

@@ -434,9 +434,8 @@ def test_augmented_step_trains_on_transformed_windows(data):
 
 
 def test_augmentation_without_symmetries_is_refused_before_the_first_step(data):
-    with pytest.raises(
-        ValueError, match="No symmetries of the task tiny are known; set task\\.symmetries to one of square"
-    ):
+    known = "No symmetries of the task tiny are known; train with --set task[.]symmetries=NAME, one of shifts-1d"
+    with pytest.raises(ValueError, match=known):
         first_step(data, changed(RECIPE, ["train.augment=true"]))
     with pytest.raises(ValueError, match="are those of 3 axes, but the grid has 2"):
         first_step(data, changed(RECIPE, ["train.augment=true", "task.symmetries=periodic-cube"]))

@@ -49,7 +49,7 @@ ROOT = Path(sigmasolver.__file__).parents[1]
 POINTS, FRAMES, OMEGA, GROWTH = 16, 14, 1.9, 0.8
 TIMES = 3.0 + 0.4 * np.arange(FRAMES)
 FIELDS = ("u", "rate")
-TASK = Task("growth", ("u",), ("u",), (POINTS,), 1, 1, 6, 32, 4, "channel")
+TASK = Task("growth", ("u",), ("u",), (POINTS,), 1, 1, 6, 32, 4, "channel", symmetries="shifts-1d")
 TIMED = ModelRecipe(width=16, depth=1, heads=2, slices=4, modes=3, options=Options(time_embedding=True))
 PLAN = TrainRecipe(updates=6, batch=4, seed=3, checks=1, lr=5e-3, validation=0.25)
 RECIPE = Recipe(TASK, TIMED, PLAN)

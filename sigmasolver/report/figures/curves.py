@@ -65,7 +65,7 @@ SYMMETRY = diagnosed("symmetry", "single_lead", "error_lead", "spread_lead")
 SYMMETRY_LINES: dict[str, tuple[Literal["-", "--", ":"], str]] = {
     "single_lead": ("-", "error of one forecast"),
     "error_lead": ("--", "error of the mean over symmetries"),
-    "spread_lead": (":", "difference between them, without truth"),
+    "spread_lead": (":", "deviation from that mean, without truth"),
 }
 ERROR, LEAD = "relative L2 error (%)", "lead (frames)"
 _LOG_RATIO = 1000

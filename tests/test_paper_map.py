@@ -130,7 +130,9 @@ class Requirements:
     """Whether trainings differ in more than task, model and seed, so that only the run name identifies them."""
 
     def matches(self, row, name, recipe):
-        """Return whether a row belongs to this training, regardless of its kind."""
+        """Return whether a row belongs to this training, regardless of its kind. The paper averages no forecasts."""
+        if row.get("symmetries", 1) > 1:
+            return False
         if self.by_name:
             return row.get("run") == name
         identity = row.get("task"), row.get("model"), row.get("seed")

@@ -36,12 +36,13 @@ from sigmasolver.forecast.checkpoint import (
     refuse_other_domain,
     symmetries_of_run,
 )
+from sigmasolver.forecast.forecaster import Forecaster
 from sigmasolver.forecast.replay import Replay
 from sigmasolver.forecast.symmetric import symmetric_rollout
 from sigmasolver.recipes import Recipe
 from sigmasolver.runs import Run, read_facts
 from sigmasolver.runs.files import os_errors_as_value_errors, replacing
-from sigmasolver.symmetries import refuse_unsuitable
+from sigmasolver.symmetries import SymmetryGroup, refuse_unsuitable
 from sigmasolver.tasks import Task
 
 __all__ = ["check_name", "forecast_file", "spread_message", "write_forecast"]
@@ -106,7 +107,7 @@ def forecast_file(
     layout, times = _forecast_layout(given, steps, task, known, forecaster.time_scale), None
     if forecaster.time_scale is not None:
         times = np.concatenate((given.header.layout.times[-1:], layout.times))
-    messages, frames = given.messages, []
+    messages = given.messages
     if given.adopted and out.suffix != ".npy":
         messages.append(f"{start} has no {', '.join(given.adopted)}: taken from the training data")
     if task.mask is not None:
@@ -115,22 +116,9 @@ def forecast_file(
     if group is not None:
         refuse_unsuitable(group, task, given.header, given.space_stride)
         group.on(given.history.shape[2:-1]).first(symmetries)
-    deviations, ratios = [], []
-    for number, sample in enumerate(given.history, start=1):
-        history, time = sample[None].to(device), None if times is None else times[None]
-        if group is None:
-            result = forecaster.rollout(history, steps, time=time)
-        else:
-            average = symmetric_rollout(forecaster, history, steps, group, symmetries, time)
-            deviations.append(average.spread.cpu().numpy())
-            ratios.append(average.relative_spread().cpu())
-            result = average.mean
-        frames.append(result.frames.cpu().numpy())
-        if result.stopped is not None:
-            messages.append(f"trajectory {number - 1}: {result}")
-        if tick is not None:
-            tick(number, len(given.history))
-    predicted = np.concatenate(frames)
+    symmetric = None if group is None else (group, symmetries)
+    predicted, deviation, notes = _forecast_histories(forecaster, given.history, steps, times, symmetric, device, tick)
+    messages += notes
     parameters = {"run": run.path.name, "step": read_facts(run.weights)["step"], "start": start.name}
     if precision != "float32":
         parameters["precision"] = precision
@@ -140,12 +128,41 @@ def forecast_file(
         parameters["attributes"] = given.header.parameters["attributes"]
     if group is not None:
         parameters["symmetries"] = symmetries
-        messages.append(spread_message(torch.cat(ratios), symmetries))
     messages.append(write_forecast(out, predicted, layout, parameters))
     if spread is not None:
         parameters["spread"] = f"deviation over {symmetries} symmetries"
-        messages.append(write_forecast(spread, np.concatenate(deviations), layout, parameters))
+        messages.append(write_forecast(spread, deviation, layout, parameters))
     return messages
+
+
+def _forecast_histories(
+    forecaster: Forecaster,
+    histories: torch.Tensor,
+    steps: int,
+    times: np.ndarray | None,
+    symmetric: tuple[SymmetryGroup, int] | None,
+    device: torch.device,
+    tick: Callable[[int, int], None] | None,
+) -> tuple[np.ndarray, np.ndarray, list[str]]:
+    """Frames of all forecasts, their deviation over symmetries (empty without), and messages about them."""
+    frames, deviations, ratios, messages = [], [], [], []
+    for number, sample in enumerate(histories, start=1):
+        history, time = sample[None].to(device), None if times is None else times[None]
+        if symmetric is None:
+            result = forecaster.rollout(history, steps, time=time)
+        else:
+            average = symmetric_rollout(forecaster, history, steps, *symmetric, time=time)
+            result = average.mean
+            deviations.append(average.spread.cpu().numpy())
+            ratios.append(average.relative_spread().cpu())
+        frames.append(result.frames.cpu().numpy())
+        if result.stopped is not None:
+            messages.append(f"trajectory {number - 1}: {result}")
+        if tick is not None:
+            tick(number, len(histories))
+    if symmetric is not None:
+        messages.append(spread_message(torch.cat(ratios), symmetric[1]))
+    return np.concatenate(frames), np.concatenate(deviations) if deviations else np.empty(0), messages
 
 
 def spread_message(ratios: torch.Tensor, symmetries: int) -> str:

@@ -56,7 +56,7 @@ Plugins = Annotated[
         "--plugin",
         metavar="FILE.py",
         callback=_load_plugins,
-        help="Python file that registers a custom model, loss, optimiser or task; repeatable.",
+        help="Python file that registers a custom model, loss, optimiser, task or symmetries; repeatable.",
     ),
 ]
 Device = Annotated[str, typer.Option(help="auto (a GPU if available), cpu, cuda or cuda:1.")]

@@ -159,9 +159,9 @@ def refuse_unsuitable(group: SymmetryGroup, task: Task, header: Header, space_st
                 f"These symmetries are those of a box that is {'' if group.periodic else 'not '}periodic, but the axis "
                 f"{name} of the data is {boundary}; set task.symmetries to others, or state the boundary of the data."
             )
-        distances = coordinates + coordinates[::-1]
+        opposite_sums = coordinates + coordinates[::-1]  # twice the centre, if the points are symmetric
         if not group.periodic and (
-            (len(coordinates) - 1) % space_stride or not np.allclose(distances, distances[0], rtol=1e-6)
+            (len(coordinates) - 1) % space_stride or not np.allclose(opposite_sums, opposite_sums[0], rtol=1e-6)
         ):
             raise ValueError(
                 f"The points of axis {name} are not symmetric about its centre (every {space_stride} of "
